@@ -1,0 +1,3 @@
+//! `rfdescent`: fit covariance models, compute step sizes, plan samples, train networks.
+
+fn main() {}

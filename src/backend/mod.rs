@@ -1,0 +1,1 @@
+//! Where the arithmetic over whole tensors runs.

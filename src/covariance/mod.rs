@@ -1,0 +1,1 @@
+//! Covariance models and their step sizes.
