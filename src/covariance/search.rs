@@ -239,12 +239,14 @@ pub(super) fn generic_profile<C: Covariance + ?Sized>(covariance: &C, u: f64) ->
         drop: (c0 - c) / c0,
         kappa,
         ukappa_slope,
-        // Where D is small the difference has lost its digits; the integral of D' keeps those of ρ − (uκ)'.
-        unexplained: if direct > 0.01 {
-            direct
+        // At short distances, before C' has lost half of its height, the difference cancels; the integral of D' keeps the
+        // digits of ρ − (uκ)', and is smooth enough there for one panel.
+        unexplained: if kappa > 0.5 {
+            integral(unexplained_slope_at, u)
         } else {
-            integral(unexplained_slope_at, u).max(0.0)
-        },
+            direct
+        }
+        .max(0.0),
         unexplained_slope: unexplained_slope_at(u),
     }
 }
@@ -255,7 +257,7 @@ fn integral(f: impl Fn(f64) -> f64, u: f64) -> f64 {
         (0.09501250983763744, 0.1894506104550685),
         (0.2816035507792589, 0.18260341504492358),
         (0.45801677765722737, 0.16915651939500254),
-        (0.45801677765722737, 0.16915651939500254),
+        (0.6178762444026438, 0.14959598881657674),
         (0.755404408355003, 0.12462897125553388),
         (0.8656312023878318, 0.09515851168249279),
         (0.9445750230732326, 0.062253523938647894),
