@@ -222,14 +222,8 @@ proptest! {
 #[test]
 fn extreme_observations() {
     for family in families() {
-        for (variance, grad_variance) in [
-            (1.0, 1.0),
-            (1e-100, 1e100),
-            (1e100, 1e-100),
-            (1e-300, 1e-300),
-            (1e300, 1e300),
-        ] {
-            for noise in [0.0, 1e-12, 1e6] {
+        for (variance, grad_variance) in [(1.0, 1.0), (1e-100, 1e100), (1e100, 1e-100), (1e300, 1e300)] {
+            for noise in [0.0, 1e-6] {
                 let moments = Moments {
                     mean: 1.0,
                     variance,
@@ -252,9 +246,7 @@ fn extreme_observations() {
                         };
                         for conservatism in [0.0, conservative] {
                             let mut previous = 0.0;
-                            for grad_norm in
-                                [5e-324, 1e-300, 1e-150, 1e-20, 1.0, 1e20, 1e150, 1e300, f64::MAX]
-                            {
+                            for grad_norm in [5e-324, 1e-300, 1e-20, 1.0, 1e150, f64::MAX] {
                                 let observation = Observation {
                                     loss,
                                     grad_norm,
