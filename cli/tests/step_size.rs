@@ -184,7 +184,7 @@ fn one_value() {
         .unwrap()
         .save(&model)
         .unwrap();
-    let mut at = |options: &str| {
+    let at = |options: &str| {
         let mut command = step_size();
         command
             .arg("--model-file")
