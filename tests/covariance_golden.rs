@@ -31,16 +31,16 @@ fn golden_step_sizes() {
         let error = relative_error(step.step_size, row.step_size);
         assert!(
             error <= tolerance,
-            "line {}: {} is off by {error:e}",
-            row.line,
+            "row {}: {} is off by {error:e}",
+            row.number,
             row.family
         );
         worst[kind] = worst[kind].max(error);
         let error = relative_error(model.length_scale(), row.length_scale);
         assert!(
             error <= CLOSED_FORM,
-            "line {}: length scale off by {error:e}",
-            row.line
+            "row {}: length scale off by {error:e}",
+            row.number
         );
         worst[2] = worst[2].max(error);
     }
@@ -70,8 +70,8 @@ fn golden_step_sizes_by_the_generic_minimiser() {
         worst[kind] = worst[kind].max(error);
         assert!(
             error <= tolerance,
-            "line {}: {} is off by {error:e}",
-            row.line,
+            "row {}: {} is off by {error:e}",
+            row.number,
             row.family
         );
     }

@@ -129,7 +129,7 @@ fn bad_tables() {
         let place = if said[0] == "fields" {
             "line: 3"
         } else {
-            "row 2 (line 3)"
+            "row 2 below the header"
         };
         let mut expectation = predicate::str::contains("table.csv")
             .and(predicate::str::contains(place))
@@ -157,7 +157,7 @@ fn bad_tables() {
         .code(1)
         .stdout("")
         .stderr(predicate::str::contains(
-            "column `loss`: the table has no such column",
+            "row 1 below the header, column `loss`: the table has no such column",
         ));
     step_size()
         .arg("--table")

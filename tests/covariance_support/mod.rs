@@ -9,7 +9,8 @@ use rfdescent::covariance::{Covariance, Family, Observation};
 
 /// A row of the golden table.
 pub struct Row {
-    pub line: u64,
+    /// Counted from 1 below the header.
+    pub number: usize,
     pub family: Family,
     pub moments: Moments,
     pub observation: Observation,
@@ -30,7 +31,7 @@ pub fn golden() -> Option<Vec<Row>> {
     }
     let mut reader = csv::Reader::from_path(path).unwrap();
     let headers = reader.headers().unwrap().clone();
-    let rows = reader.records().map(|record| {
+    let rows = reader.records().enumerate().map(|(index, record)| {
         let record = record.unwrap();
         let field = |name: &str| &record[headers.iter().position(|header| header == name).unwrap()];
         let number = |name: &str| field(name).parse::<f64>().unwrap();
@@ -39,7 +40,7 @@ pub fn golden() -> Option<Vec<Row>> {
             shape => format!("{}:{shape}", field("model")).parse(),
         };
         Row {
-            line: record.position().unwrap().line(),
+            number: index + 1,
             family: family.unwrap(),
             moments: Moments {
                 mean: number("mean"),

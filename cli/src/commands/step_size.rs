@@ -175,9 +175,8 @@ impl Table {
             };
             let (length_scale, step_size) = row.evaluate().map_err(|Wrong { column, problem }| {
                 fail(format!(
-                    "row {} (line {}), column `{column}`: {problem}",
-                    index + 1,
-                    line(&record)
+                    "row {} below the header, column `{column}`: {problem}",
+                    index + 1
                 ))
             })?;
             for (header, cell) in headers.iter().zip(&mut cells) {
@@ -224,10 +223,6 @@ impl Table {
         });
         format!("{:#}\n", Value::Array(objects.collect()))
     }
-}
-
-fn line(record: &csv::StringRecord) -> u64 {
-    record.position().map_or(0, csv::Position::line)
 }
 
 /// What is wrong in a row.
