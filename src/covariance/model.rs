@@ -147,8 +147,8 @@ impl Model {
     ///
     /// With a = s·p·‖g‖ and b = q·(μ − loss), where p and q are the signal shares of gradient and loss (paper, Extension
     /// "S-RFD"), it is s times the u that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0). For loss ≥ μ it is
-    /// [`plateau_step_size`](Self::plateau_step_size), in every mode and with any conservatism: beyond, the minimiser
-    /// would grow past the plateau.
+    /// the step at loss = μ: [`plateau_step_size`](Self::plateau_step_size) in every mode, less with conservatism. Beyond,
+    /// the minimiser would grow past the plateau.
     ///
     /// Without conservatism and with a built-in covariance the step size is computed by additions, multiplications,
     /// divisions and square roots only, so it has the same bits on every machine. Conservative steps use exponentials
@@ -168,7 +168,9 @@ impl Model {
             return Err(NoStep::ZeroGradient);
         }
         let inner = &*self.inner;
-        if loss >= inner.moments.mean {
+        // Above μ the step is the one at μ: the formulas, made for losses below, would go on beyond it.
+        let loss = loss.min(inner.moments.mean);
+        if loss == inner.moments.mean && rule.conservatism == 0.0 {
             return Ok(Step { step_size: self.plateau_step_size(), theta: f64::INFINITY });
         }
         let forces = self.forces(loss, grad_norm, inv_batch_size);
