@@ -5,12 +5,14 @@
 //! loop around a function of yours that evaluates a mini-batch: [`AutoFit`].
 
 mod cache;
+mod design;
 mod error;
 mod fit;
 mod least_squares;
 mod samples;
 mod statistics;
 
+pub use design::{Design, DesignKind, DesignProblem};
 pub use error::EstimationError;
 pub use fit::{Fit, Unreliable, fit};
 pub use samples::read_samples;
