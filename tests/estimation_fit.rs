@@ -67,8 +67,8 @@ fn statistics<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> SampleStatis
     statistics
 }
 
-/// 1e-9 is required. The iteration stops at a relative change of 1e-12 and contracts by at least a third a step (26
-/// steps from order 1 to 1e-12 for the slowest file), so it ends within 5e-13 of its limit; rounding adds 1e-15 times
+/// 1e-9 is required. The iteration stops at a relative change of 1e-12 and each step shrinks the change to about a third
+/// (26 steps from order 1 to 1e-12 for the slowest file), so it ends within 1e-12 of its limit; rounding adds 1e-15 times
 /// the condition of the intercept (v at the largest batch size over β₀, below 10): 1e-11 leaves a margin of ten.
 const TOLERANCE: f64 = 1e-11;
 

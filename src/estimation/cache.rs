@@ -44,6 +44,13 @@ impl SampleCache {
             .create(true)
             .open(path)
             .map_err(io)?;
+        // Reading a device such as /dev/full would never end.
+        if !file.metadata().map_err(io)?.is_file() {
+            return Err(Error::File {
+                path: path.into(),
+                problem: "not a regular file: give another cache file".into(),
+            });
+        }
         // File systems without locks report another error: no protection there, but no reason to refuse.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let problem =

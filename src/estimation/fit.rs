@@ -46,8 +46,7 @@ impl Fit {
 
     /// `None` when `relative_std` is at most `tolerance`, else a warning that says how many more examples are needed.
     pub fn reliability(&self, tolerance: f64) -> Option<Unreliable> {
-        // Negated, so that a tolerance of NaN warns as well.
-        (!(self.relative_std <= tolerance)).then(|| {
+        (self.relative_std > tolerance).then(|| {
             // Var(β̂₀) falls with 1/n as long as batch sizes keep their proportions.
             let needed = self.samples as f64 * (self.relative_std / tolerance).powi(2);
             Unreliable {

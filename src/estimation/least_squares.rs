@@ -165,7 +165,7 @@ pub(super) enum Failure {
     },
 }
 
-/// A contraction by 0.97 a step still ends within it; each step costs microseconds.
+/// Enough even where a step shrinks the change only to 0.997 of the last one; each step costs microseconds.
 const MAX_ITERATIONS: u32 = 10_000;
 
 /// Largest relative change of a coefficient at which the iteration has converged.

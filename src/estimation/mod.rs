@@ -4,15 +4,19 @@
 //! [`moments`](Fit::moments) make a covariance model. Which batch sizes to sample: [`DesignProblem`]. All of it in a
 //! loop around a function of yours that evaluates a mini-batch: [`AutoFit`].
 
+mod auto_fit;
 mod cache;
 mod design;
+mod diagnostics;
 mod error;
 mod fit;
 mod least_squares;
 mod samples;
 mod statistics;
 
+pub use auto_fit::{AutoFit, AutoFitted, BatchSample, Progress, Sampler, SamplerError};
 pub use design::{Design, DesignKind, DesignProblem};
+pub use diagnostics::Diagnostics;
 pub use error::EstimationError;
 pub use fit::{Fit, Unreliable, fit};
 pub use samples::read_samples;

@@ -14,9 +14,9 @@ const CELL: f64 = 1.0 / 16.0;
 
 /// Largest λ₁/(2β₀²). Where β₁/β₀ is far above the smallest batch size the objective keeps falling as λ₁ and λ₂ grow
 /// together: the distribution degenerates to two peaks, of which the c-optimal design is the better version, and no
-/// optimum exists. Up to this value the upper peak is at least 0.35·β₁/β₀ wide (its standard deviation is
-/// β₁/β₀·√(8/64), about the batch size β₁/β₀), so the form keeps the spread that it is there for.
-const MAX_ATTRACTION: f64 = 64.0;
+/// optimum exists. Up to this value the upper peak, near b = β₁/β₀, keeps a standard deviation of √(8/1024) = 9 % of b, so
+/// that the form keeps the spread it is there for, and the quadrature (cells of 6 %) resolves it.
+const MAX_ATTRACTION: f64 = 1024.0;
 
 /// A list of more batch sizes than this is of no use to anyone; 16 MB.
 const MAX_POINTS: f64 = (1u64 << 20) as f64;
@@ -65,7 +65,7 @@ impl Gibbs {
     /// The best λ₁, λ₂ ≥ 0 by Nelder–Mead from several starts, then once more from the best end, as a collapsed simplex
     /// may have stopped short.
     ///
-    /// The search runs in (angle, log λ₂) with λ₁/(2β₀²) = 64·sin²(angle): no value of these is out of bounds, and the
+    /// The search runs in (angle, log λ₂) with λ₁/(2β₀²) = 1024·sin²(angle): no value of these is out of bounds, and the
     /// search can settle where λ₁ is at either of its bounds. In units of the inverse mean batch size of the c-optimal
     /// design λ₂ is of order 1 whatever the problem.
     pub fn optimal(problem: &DesignProblem) -> Result<Gibbs> {
@@ -82,8 +82,8 @@ impl Gibbs {
             best_possible: objective(problem.noise_ratio(), &exact),
             nodes: nodes(problem.min_batch_size as f64, problem.max_batch()),
         };
-        let starts = [[0.1, 0.0], [0.5, 0.0], [1.3, 1.0]];
-        let ends = starts.iter().map(|start| search.run(*start, 0.3));
+        let starts = [[0.05, 0.0], [0.3, 1.0], [1.2, 3.0]];
+        let ends = starts.iter().map(|start| search.run(*start, 0.2));
         let mut best = ends.fold((vec![0.0, 0.0], f64::INFINITY), |best, end| {
             if end.1 < best.1 { end } else { best }
         });
