@@ -46,7 +46,7 @@ fn diagnostics(samples: &[Sample], dims: Option<u64>) -> Diagnostics {
         shards[i % 3 % 2].push(sample).unwrap();
     }
     let [mut statistics, other] = shards;
-    statistics.merge(&other).unwrap();
+    statistics.merge(&other);
     Diagnostics::new(&statistics, &fit(&statistics).unwrap(), dims)
 }
 

@@ -97,8 +97,8 @@ fn agree(got: &[(u64, u64, [f64; 6])], want: &[(u64, u64, [f64; 6])]) -> Result<
             mean,
             power(2, 100.0),
         ];
-        for k in 0..6 {
-            prop_assert!((got.2[k] - want.2[k]).abs() <= bounds[k], "{k}: {got:?} {want:?}");
+        for (k, bound) in bounds.into_iter().enumerate() {
+            prop_assert!((got.2[k] - want.2[k]).abs() <= bound, "{k}: {got:?} {want:?}");
         }
     }
     Ok(())
@@ -127,7 +127,7 @@ proptest! {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let other = parts.swap_remove((random >> 33) as usize % parts.len());
             let into = (random >> 13) as usize % parts.len();
-            parts[into].merge(&other).unwrap();
+            parts[into].merge(&other);
         }
         prop_assert_eq!(parts[0].batches(), samples.len() as u64);
         prop_assert_eq!(parts[0].samples(), samples.iter().map(|s| s.batch_size).sum::<u64>());

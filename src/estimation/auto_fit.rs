@@ -162,7 +162,7 @@ impl AutoFit {
         let mut guess = Guess::new(self, dims)?;
         let mut run = Run::open(self, sampler, progress)?;
         loop {
-            let chunk = match try_fit(&run.statistics) {
+            let (fresh, chunk) = match try_fit(&run.statistics) {
                 Ok(fit) if fit.relative_std < self.tolerance => {
                     // A cache from elsewhere may hold more: use all of it.
                     if run.take_all_cached()? {
@@ -172,22 +172,27 @@ impl AutoFit {
                 }
                 Ok(fit) => {
                     guess.adopt(&fit);
-                    let further = guess.further_examples(self, fit.relative_std)?;
+                    let fresh = guess.problem.design(self.design)?;
+                    // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many are enough
+                    // however unfavourable the batch sizes of the old ones were.
+                    let further =
+                        fresh.samples_needed(self.tolerance) - fresh.samples_needed(fit.relative_std);
                     let have = fit.samples as f64;
                     let need = have + further;
                     (run.relative_std, run.needed) = (Some(fit.relative_std), Some(need as u64));
                     // A poor early fit may predict far too much: at most as many again as there are.
-                    further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64
+                    (
+                        fresh,
+                        further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64,
+                    )
                 }
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
                     guess.learn_from(&failure);
-                    self.initial_budget
+                    (guess.problem.design(self.design)?, self.initial_budget)
                 }
             };
-            let design = guess
-                .problem
-                .design_after(self.design, &run.statistics.counts(), chunk)?;
+            let design = fresh.after(&run.statistics.counts(), chunk);
             let end = run.statistics.samples().saturating_add(chunk.max(1));
             if run.advance(&design, end)? == Advance::OutOfBudget {
                 return match try_fit(&run.statistics) {
@@ -288,15 +293,6 @@ impl Guess {
             EstimationError::NegativeSlope { .. } => self.problem.noise_variance *= 0.5,
             _ => {}
         }
-    }
-
-    /// How many examples lead from one relative standard deviation to the tolerance, if drawn as designed.
-    ///
-    /// 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this is enough however unfavourable the
-    /// batch sizes of the old ones were.
-    fn further_examples(&self, options: &AutoFit, relative_std: f64) -> Result<f64> {
-        let design = self.problem.design(options.design)?;
-        Ok(design.samples_needed(options.tolerance) - design.samples_needed(relative_std))
     }
 }
 

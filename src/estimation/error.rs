@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum EstimationError {
     /// A sample is outside its domain.
-    #[error("sample with {quantity} = {value}: {expected}")]
+    #[error("sample with {quantity} = {value:?}: {expected}")]
     InvalidSample {
         /// `loss`, `sq_grad_norm`, `grad_norm` or `batchsize`.
         quantity: &'static str,

@@ -25,7 +25,8 @@ impl Sample {
     /// Checks the domain of each field.
     ///
     /// # Errors
-    /// [`EstimationError::InvalidSample`] for a non-finite loss, a negative or non-finite squared norm, batch size 0.
+    /// [`EstimationError::InvalidSample`] for a loss that is not finite or beyond ±1e60, a squared norm that is negative,
+    /// not finite or beyond 1e120, and batch size 0. (The sums of up to 1e60 fourth powers then stay finite.)
     pub fn validate(&self) -> std::result::Result<(), EstimationError> {
         let invalid = |quantity, value, expected| {
             Err(EstimationError::InvalidSample {
@@ -41,8 +42,22 @@ impl Sample {
                 "must be finite; draw this sample again or leave it out",
             );
         }
+        if self.loss.abs() > 1e60 {
+            return invalid(
+                "loss",
+                self.loss,
+                "must be within ±1e60; divide the loss by a constant",
+            );
+        }
         if !(self.sq_grad_norm.is_finite() && self.sq_grad_norm >= 0.0) {
             return invalid("sq_grad_norm", self.sq_grad_norm, "must be finite and at least 0");
+        }
+        if self.sq_grad_norm > 1e120 {
+            return invalid(
+                "sq_grad_norm",
+                self.sq_grad_norm,
+                "must be at most 1e120; divide the loss by a constant",
+            );
         }
         if self.batch_size == 0 {
             return invalid("batchsize", 0.0, "must be at least 1");
@@ -185,37 +200,25 @@ impl SampleStatistics {
     /// Adds one sample.
     ///
     /// # Errors
-    /// [`EstimationError::InvalidSample`] when a field is outside its domain, or so large that its powers overflow;
-    /// the statistics are unchanged then.
+    /// Those of [`Sample::validate`]; the statistics are unchanged then.
     pub fn push(&mut self, sample: &Sample) -> Result<()> {
         sample.validate()?;
-        let group = Group::of(sample);
-        let updated = self
-            .groups
-            .get(&sample.batch_size)
-            .map_or(group, |old| old.merged(&group));
-        if !updated.is_finite() {
-            return Err(overflow(sample.loss));
-        }
-        self.groups.insert(sample.batch_size, updated);
+        self.add(sample.batch_size, &Group::of(sample));
         Ok(())
     }
 
     /// Adds the samples of `other`, as if they had been pushed one by one.
-    ///
-    /// # Errors
-    /// [`EstimationError::InvalidSample`] when the joint powers overflow; the statistics are unchanged then.
-    pub fn merge(&mut self, other: &SampleStatistics) -> Result<()> {
-        let mut groups = self.groups.clone();
+    pub fn merge(&mut self, other: &SampleStatistics) {
         for (&batch_size, group) in &other.groups {
-            let updated = groups.get(&batch_size).map_or(*group, |old| old.merged(group));
-            if !updated.is_finite() {
-                return Err(overflow(updated.loss.mean));
-            }
-            groups.insert(batch_size, updated);
+            self.add(batch_size, group);
         }
-        self.groups = groups;
-        Ok(())
+    }
+
+    fn add(&mut self, batch_size: u64, group: &Group) {
+        self.groups
+            .entry(batch_size)
+            .and_modify(|old| *old = old.merged(group))
+            .or_insert(*group);
     }
 
     /// Number of mini-batches.
@@ -257,17 +260,6 @@ impl SampleStatistics {
     pub fn from_json(json: &str) -> Result<Self> {
         Ok(serde_json::from_str(json).map_err(|e| EstimationError::Statistics(e.to_string()))?)
     }
-}
-
-fn overflow(value: f64) -> crate::Error {
-    let expected =
-        "too large to be raised to the fourth power (or its gradient norm is); divide the loss by a constant";
-    EstimationError::InvalidSample {
-        quantity: "loss",
-        value,
-        expected,
-    }
-    .into()
 }
 
 const FORMAT: &str = "rfdescent-sample-statistics";

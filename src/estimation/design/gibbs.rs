@@ -22,6 +22,7 @@ const MAX_ATTRACTION: f64 = 1024.0;
 const MAX_POINTS: f64 = (1u64 << 20) as f64;
 
 /// ν(b) ∝ exp(λ₁/σ_b² − λ₂b), b = min, min + 1, …
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gibbs {
     noise_ratio: f64,
     min: f64,
@@ -185,8 +186,8 @@ impl Search {
     fn run(&self, start: [f64; 2], size: f64) -> (Vec<f64>, f64) {
         let [x, y] = start;
         let simplex = vec![vec![x, y], vec![x + size, y], vec![x, y + size]];
-        // A standard deviation of 1e-13 among the three values of order 1 is rounding.
-        let solver = NelderMead::new(simplex).with_sd_tolerance(1e-13);
+        // The values are of order 1; far fewer digits of them are needed.
+        let solver = NelderMead::new(simplex).with_sd_tolerance(1e-11);
         let run = solver.and_then(|solver| {
             Executor::new(self, solver)
                 .configure(|state| state.max_iters(200))

@@ -11,6 +11,7 @@ mod c_optimal;
 mod gibbs;
 
 use crate::{Error, Result};
+use gibbs::Gibbs;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -63,23 +64,26 @@ pub struct DesignProblem {
 /// A distribution of batch sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Design {
-    kind: DesignKind,
-    lambda: Option<[f64; 2]>,
+    problem: DesignProblem,
+    gibbs: Option<Gibbs>,
     points: Vec<(u64, f64)>,
     cumulative: Vec<f64>,
-    variance: f64,
     relative_objective: f64,
 }
 
 impl Design {
     /// The family it is from.
     pub fn kind(&self) -> DesignKind {
-        self.kind
+        if self.gibbs.is_some() {
+            DesignKind::Gibbs
+        } else {
+            DesignKind::COptimal
+        }
     }
 
     /// λ₁ and λ₂ of the Gibbs form.
     pub fn lambda(&self) -> Option<[f64; 2]> {
-        self.lambda
+        self.gibbs.map(|gibbs| gibbs.lambda(&self.problem))
     }
 
     /// Batch sizes in increasing order, each with its share of the mini-batches to draw; the shares add up to 1.
@@ -89,7 +93,7 @@ impl Design {
 
     /// Var(β̂₀) times the number of examples; for a design against earlier batches, of those and the new ones together.
     pub fn objective(&self) -> f64 {
-        self.relative_objective * self.variance * self.variance
+        self.relative_objective * self.problem.variance * self.problem.variance
     }
 
     /// E\[B\], the examples that a mini-batch costs on average.
@@ -107,35 +111,20 @@ impl Design {
         let index = self.cumulative.partition_point(|&below| below <= u);
         self.points[index.min(self.points.len() - 1)].0
     }
-}
-
-impl DesignProblem {
-    /// The best design of a family.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a number outside its domain, or when the Gibbs form spreads over more batch sizes
-    /// than can be listed (β₁/β₀ above about 10⁴ and no maximum).
-    pub fn design(&self, kind: DesignKind) -> Result<Design> {
-        self.design_after(kind, &BTreeMap::new(), 1)
-    }
 
     /// What to draw next: the design of the `further` examples, given mini-batches drawn already (count by batch size).
     ///
     /// The c-optimal one is the exact minimiser of Var(β̂₀) for old and new mini-batches together. For the Gibbs form, the
     /// counts that its distribution would have in total, less those there are, clipped at 0 (as in the published method).
-    ///
-    /// # Errors
-    /// As [`design`](Self::design).
-    pub fn design_after(&self, kind: DesignKind, drawn: &BTreeMap<u64, u64>, further: u64) -> Result<Design> {
-        self.validate()?;
+    pub fn after(&self, drawn: &BTreeMap<u64, u64>, further: u64) -> Design {
         let drawn: Vec<(u64, f64)> = drawn.iter().map(|(&b, &count)| (b, count as f64)).collect();
-        let further = further.max(1) as f64;
-        let (counts, lambda) = match kind {
-            DesignKind::COptimal => (c_optimal::further_counts(self, &drawn, further), None),
-            DesignKind::Gibbs => {
-                let gibbs = gibbs::Gibbs::optimal(self)?;
-                (gibbs.further_counts(&drawn, further), Some(gibbs.lambda(self)))
-            }
+        Self::of(self.problem, self.gibbs, &drawn, further.max(1) as f64)
+    }
+
+    fn of(problem: DesignProblem, gibbs: Option<Gibbs>, drawn: &[(u64, f64)], further: f64) -> Design {
+        let counts = match &gibbs {
+            Some(gibbs) => gibbs.further_counts(drawn, further),
+            None => c_optimal::further_counts(&problem, drawn, further),
         };
         let total: f64 = counts.iter().map(|&(_, count)| count).sum();
         let points: Vec<(u64, f64)> = counts.iter().map(|&(b, count)| (b, count / total)).collect();
@@ -146,23 +135,39 @@ impl DesignProblem {
                 Some(*sum)
             })
             .collect();
-        // New batches in full, though they need not fill a whole number: the objective is about proportions.
+        // Clipping leaves counts that cost another number of examples than there are.
         let scale = further / counts.iter().map(|&(b, count)| b as f64 * count).sum::<f64>();
+        let new = counts.iter().map(|&(b, count)| (b, count * scale));
         let all: Vec<(f64, f64)> = drawn
             .iter()
             .copied()
-            .chain(counts.iter().map(|&(b, count)| (b, count * scale)))
+            .chain(new)
             .map(|(b, count)| (b as f64, count))
             .collect();
-        let relative_objective = objective(self.noise_ratio(), &all);
-        Ok(Design {
-            kind,
-            lambda,
+        let relative_objective = objective(problem.noise_ratio(), &all);
+        Design {
+            problem,
+            gibbs,
             points,
             cumulative,
-            variance: self.variance,
             relative_objective,
-        })
+        }
+    }
+}
+
+impl DesignProblem {
+    /// The best design of a family.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a number outside its domain, or when the Gibbs form spreads over more batch sizes
+    /// than can be listed (β₁/β₀ above about 10⁴ and no maximum).
+    pub fn design(&self, kind: DesignKind) -> Result<Design> {
+        self.validate()?;
+        let gibbs = match kind {
+            DesignKind::Gibbs => Some(Gibbs::optimal(self)?),
+            DesignKind::COptimal => None,
+        };
+        Ok(Design::of(*self, gibbs, &[], 1.0))
     }
 
     fn validate(&self) -> Result<()> {
