@@ -262,6 +262,25 @@ fn gibbs_after_earlier_batches_leaves_out_what_is_there() {
 }
 
 #[test]
+fn impossible_histories_do_no_harm() {
+    let problem = problem(0.01, 1.0, 20, Some(21));
+    for kind in [DesignKind::Gibbs, DesignKind::COptimal] {
+        for drawn in [
+            BTreeMap::from([(0, 5)]),
+            BTreeMap::from([(20, u64::MAX), (21, u64::MAX)]),
+        ] {
+            let after = problem.design(kind).unwrap().after(&drawn, 0);
+            let total: f64 = after.points().iter().map(|p| p.1).sum();
+            assert!(
+                (total - 1.0).abs() < 1e-12,
+                "{kind} {drawn:?} {:?}",
+                after.points()
+            );
+        }
+    }
+}
+
+#[test]
 fn quantiles_follow_the_shares() {
     let design = REFERENCE.design(DesignKind::COptimal).unwrap();
     let share = design.points()[0].1;

@@ -369,7 +369,7 @@ impl<'a> Run<'a> {
             }
             let index = self.statistics.batches();
             let batch_size = design.quantile(quantile(self.options.seed, index));
-            if self.statistics.samples() + batch_size > self.options.max_budget {
+            if self.statistics.samples().saturating_add(batch_size) > self.options.max_budget {
                 return Ok(Advance::OutOfBudget);
             }
             self.draw(index, batch_size)?;

@@ -133,7 +133,7 @@ impl Group {
             m2: a.m2 + b.m2 + delta * (delta / n) * na * nb,
         };
         Group {
-            count: self.count + other.count,
+            count: self.count.saturating_add(other.count),
             loss,
             sq_grad_norm,
         }
@@ -223,7 +223,9 @@ impl SampleStatistics {
 
     /// Number of mini-batches.
     pub fn batches(&self) -> u64 {
-        self.groups.values().map(|g| g.count).sum()
+        self.groups
+            .values()
+            .fold(0, |sum: u64, g| sum.saturating_add(g.count))
     }
 
     /// Number of examples used: the sum of the batch sizes.

@@ -122,7 +122,12 @@ impl Gibbs {
             }
         }
         counts.retain(|&(_, count)| count > 0.0);
-        counts
+        // There is always some left to draw, but astronomically many drawn ones may round it away.
+        if counts.is_empty() {
+            self.further_counts(&[], budget)
+        } else {
+            counts
+        }
     }
 }
 

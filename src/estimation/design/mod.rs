@@ -117,7 +117,11 @@ impl Design {
     /// The c-optimal one is the exact minimiser of Var(β̂₀) for old and new mini-batches together. For the Gibbs form, the
     /// counts that its distribution would have in total, less those there are, clipped at 0 (as in the published method).
     pub fn after(&self, drawn: &BTreeMap<u64, u64>, further: u64) -> Design {
-        let drawn: Vec<(u64, f64)> = drawn.iter().map(|(&b, &count)| (b, count as f64)).collect();
+        let drawn: Vec<(u64, f64)> = drawn
+            .iter()
+            .filter(|&(&b, _)| b > 0)
+            .map(|(&b, &count)| (b, count as f64))
+            .collect();
         Self::of(self.problem, self.gibbs, &drawn, further.max(1) as f64)
     }
 
