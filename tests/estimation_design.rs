@@ -169,11 +169,7 @@ fn gibbs_is_the_best_on_a_grid_of_both_parameters() {
             .expected_batch_size();
         let mut best = (f64::INFINITY, 0.0, 0.0);
         for i in 0..=20 {
-            let attraction = if i == 0 {
-                0.0
-            } else {
-                1024.0 * 0.6f64.powi(20 - i)
-            };
+            let attraction = if i == 0 { 0.0 } else { 1024.0 * 0.6f64.powi(20 - i) };
             for j in 0..=26 {
                 let cost = 0.02 / mean * 1.5f64.powi(j);
                 let value = gibbs(&problem, attraction, cost);
