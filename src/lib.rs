@@ -2,12 +2,15 @@
 
 #![warn(missing_docs)]
 
-pub mod backend;
+mod backend;
 pub mod covariance;
 mod error;
 pub mod estimation;
+mod files;
 mod moments;
 pub mod optimizer;
+mod tensor;
 
 pub use error::{Error, Result};
 pub use moments::Moments;
+pub use tensor::{DType, GradRef, ParamMut};

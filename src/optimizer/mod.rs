@@ -1,1 +1,380 @@
-//! The optimizer.
+//! The optimizer: joins a fitted covariance model with a backend.
+//!
+//! A step is three things: the backend sums ‖g_k‖² of every tensor, [`decision`] turns norms and loss into a step
+//! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
+//! velocity and no count of applied steps.
+
+mod decision;
+mod options;
+mod report;
+mod spec;
+mod state;
+
+use std::collections::HashSet;
+
+use decision::{Norms, TotalSquares, decide, lock};
+pub use options::{Group, Options};
+pub use report::{Outcome, SkipReason, StepInput, StepReport};
+pub use spec::TensorSpec;
+
+use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
+use crate::covariance::Model;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, GradRef, ParamMut};
+
+/// Random Function Descent over a fixed list of tensors.
+///
+/// ```
+/// use rfdescent::covariance::{Family, Model};
+/// use rfdescent::optimizer::{Optimizer, Options, StepInput, TensorSpec};
+/// use rfdescent::{DType, GradRef, Moments, ParamMut};
+///
+/// # fn main() -> rfdescent::Result<()> {
+/// let moments = Moments {
+///     mean: 2.3,
+///     variance: 0.01,
+///     noise_variance: 0.9,
+///     grad_variance: 4.0,
+///     noise_grad_variance: 200.0,
+///     dims: 3,
+/// };
+/// let model = Model::new(Family::SquaredExponential, moments)?;
+/// let specs = vec![TensorSpec::new("weight", &[3], DType::F32)];
+/// let mut optimizer = Optimizer::new(model, Options::default(), specs)?;
+///
+/// let mut weight = [0.5_f32, -0.5, 1.0];
+/// let gradient = [1.0_f32, 0.0, 2.0];
+/// let report = optimizer.step(
+///     &mut [ParamMut::from(&mut weight[..])],
+///     &[GradRef::from(&gradient[..])],
+///     &StepInput::new(2.1),
+/// )?;
+/// assert!(report.step_size > 0.0 && weight[0] < 0.5);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    model: Model,
+    options: Options,
+    tensors: Vec<TensorState>,
+    applied_steps: u64,
+    skipped_steps: u64,
+}
+
+/// A tensor and what the optimizer remembers of it.
+#[derive(Clone, Debug)]
+struct TensorState {
+    spec: TensorSpec,
+    len: usize,
+    /// Made by the first step with momentum.
+    momentum: Option<Momentum>,
+    /// Made from the parameter by the first applied step.
+    master: Option<Vec<f32>>,
+}
+
+/// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all ranks, then
+/// give the sum to [`Optimizer::step_with_norm`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SquaredNorm {
+    /// Σ ‖g_k‖² over the tensors that count, gradient scale not removed.
+    pub euclidean: f64,
+    /// Σ f²‖g_k‖² over the same tensors.
+    pub sigma: f64,
+}
+
+impl Optimizer {
+    /// An optimizer for the given tensors.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is listed twice, whose
+    /// group does not exist or whose shape is too large.
+    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
+        options.validate()?;
+        let mut names = HashSet::new();
+        let tensors = specs
+            .into_iter()
+            .map(|spec| {
+                if !names.insert(spec.name.clone()) {
+                    return Err(Error::tensor(&spec.name, "is listed twice; give each tensor once, by a name of its own"));
+                }
+                if spec.group >= options.groups.len() {
+                    let problem =
+                        format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
+                    return Err(Error::tensor(&spec.name, problem));
+                }
+                Ok(TensorState { len: spec.len()?, spec, momentum: None, master: None })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { model, options, tensors, applied_steps: 0, skipped_steps: 0 })
+    }
+
+    /// The fitted covariance model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The tensors, in the order in which steps expect them.
+    pub fn specs(&self) -> impl ExactSizeIterator<Item = &TensorSpec> {
+        self.tensors.iter().map(|t| &t.spec)
+    }
+
+    /// Steps applied so far.
+    pub fn applied_steps(&self) -> u64 {
+        self.applied_steps
+    }
+
+    /// Steps skipped so far.
+    pub fn skipped_steps(&self) -> u64 {
+        self.skipped_steps
+    }
+
+    /// Sets [`Options::multiplier`] from the next step on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a negative or non-finite number.
+    pub fn set_multiplier(&mut self, multiplier: f64) -> Result<()> {
+        self.change_options(|options| options.multiplier = multiplier)
+    }
+
+    /// Sets [`Options::inv_batch_size`] from the next step on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a negative or non-finite number.
+    pub fn set_inv_batch_size(&mut self, inv_batch_size: f64) -> Result<()> {
+        self.change_options(|options| options.inv_batch_size = inv_batch_size)
+    }
+
+    /// Sets the options of one group from the next step on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a group that does not exist or a value outside its domain.
+    pub fn set_group(&mut self, index: usize, group: Group) -> Result<()> {
+        let count = self.options.groups.len();
+        if index >= count {
+            return Err(Error::invalid("group", index, format!("there are {count} groups")));
+        }
+        self.change_options(|options| options.groups[index] = group)
+    }
+
+    fn change_options(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
+        let mut options = self.options.clone();
+        change(&mut options);
+        options.validate()?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// One step: norms, step size, update.
+    ///
+    /// `params` and `grads` follow the order of the tensors given to [`Optimizer::new`]. NaN or infinite input, a zero
+    /// gradient or `found_inf` skip the step; the report says so and nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] names a tensor whose length or format differs from its description, [`Error::InvalidArgument`] a
+    /// wrong number of tensors or a gradient scale that is not positive. Nothing has changed then.
+    pub fn step(
+        &mut self,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        input: &StepInput,
+    ) -> Result<StepReport> {
+        let _ieee = FloatEnvironment::ieee();
+        self.check(params, grads, input)?;
+        if input.found_inf != 0.0 {
+            return Ok(self.skip(input, None, SkipReason::FoundInf));
+        }
+        let squares = cpu::squared_norms(grads);
+        // A tensor that does not count in the norm must still be finite.
+        let all_finite = squares.squares.iter().all(|square| square.is_finite());
+        let total = self.total(&squares);
+        let norms = Norms::new(total, input.grad_scale);
+        if !all_finite {
+            return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
+        }
+        Ok(self.apply(params, grads, input, norms))
+    }
+
+    /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the norm.
+    ///
+    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales them.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`], for the gradients.
+    pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
+        let _ieee = FloatEnvironment::ieee();
+        self.check_grads(grads)?;
+        let total = self.total(&cpu::squared_norms(grads));
+        let square = |s: f64| s * cpu::power_of_two(total.exponent) * cpu::power_of_two(total.exponent);
+        Ok(SquaredNorm { euclidean: square(total.euclidean), sigma: square(total.sigma) })
+    }
+
+    /// The second half of a step in sharded training: the update with the norm of all ranks. Every rank must give the same
+    /// `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock, whose norms a shard doesn't know.
+    pub fn step_with_norm(
+        &mut self,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        norm: SquaredNorm,
+        input: &StepInput,
+    ) -> Result<StepReport> {
+        let _ieee = FloatEnvironment::ieee();
+        self.check(params, grads, input)?;
+        if self.options.groups.iter().any(|group| group.norm_lock) {
+            let expected = "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
+            return Err(Error::invalid("norm_lock", true, expected));
+        }
+        if input.found_inf != 0.0 {
+            return Ok(self.skip(input, None, SkipReason::FoundInf));
+        }
+        let total = TotalSquares { euclidean: norm.euclidean, sigma: norm.sigma, exponent: 0 };
+        Ok(self.apply(params, grads, input, Norms::new(total, input.grad_scale)))
+    }
+
+    /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
+    fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
+        let counted = |weight: fn(&Group) -> f64| {
+            let terms: Vec<f64> = self
+                .tensors
+                .iter()
+                .zip(&norms.squares)
+                .map(|(tensor, &square)| match tensor.spec.counts_in_norm {
+                    true => weight(&self.options.groups[tensor.spec.group]) * square,
+                    false => 0.0,
+                })
+                .collect();
+            cpu::fold(&terms)
+        };
+        TotalSquares {
+            euclidean: counted(|_| 1.0),
+            sigma: counted(|group| group.length_scale_factor * group.length_scale_factor),
+            exponent: norms.exponent,
+        }
+    }
+
+    fn apply(
+        &mut self,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        input: &StepInput,
+        norms: Norms,
+    ) -> StepReport {
+        let decision = match decide(&self.model, &self.options, norms, input) {
+            Ok(decision) => decision,
+            Err(reason) => return self.skip(input, Some(norms), reason),
+        };
+        let mut updates = Vec::with_capacity(params.len());
+        let tensors = self.tensors.iter_mut().zip(params).zip(grads).enumerate();
+        for (index, ((tensor, param), &grad)) in tensors {
+            if matches!(grad, GradRef::Missing) {
+                continue;
+            }
+            let group = &self.options.groups[tensor.spec.group];
+            let half = matches!(tensor.spec.dtype, DType::F16 | DType::BF16);
+            if self.options.master_weights && half {
+                tensor.master.get_or_insert_with(|| cpu::to_f32(param));
+            }
+            if group.momentum > 0.0 {
+                tensor.momentum.get_or_insert_with(|| Momentum::zeros(tensor.spec.dtype, tensor.len));
+            }
+            let momentum = tensor.momentum.as_mut().filter(|_| group.momentum > 0.0);
+            let mut scalars = decision.scalars(group);
+            if group.norm_lock && tensor.len > 1 {
+                let sums =
+                    cpu::lock_sums(param, tensor.master.as_deref(), grad, momentum.as_deref(), &scalars);
+                scalars = lock(scalars, sums);
+            }
+            let stochastic = self.options.stochastic_rounding.filter(|_| half && tensor.master.is_none());
+            updates.push(TensorUpdate {
+                param: param.reborrow(),
+                grad,
+                momentum,
+                master: tensor.master.as_deref_mut(),
+                scalars,
+                stochastic: stochastic.map(|seed| StochasticBits {
+                    seed,
+                    step: self.applied_steps as u32,
+                    tensor: index as u32,
+                    first: tensor.spec.offset,
+                }),
+            });
+        }
+        cpu::update(updates);
+        self.applied_steps += 1;
+        StepReport {
+            outcome: Outcome::Applied,
+            loss: input.loss,
+            grad_norm: norms.euclidean,
+            sigma_norm: norms.sigma,
+            theta: decision.theta,
+            step_size: decision.step_size,
+            learning_rate: decision.learning_rate,
+            applied_steps: self.applied_steps,
+            skipped_steps: self.skipped_steps,
+        }
+    }
+
+    fn skip(&mut self, input: &StepInput, norms: Option<Norms>, reason: SkipReason) -> StepReport {
+        self.skipped_steps += 1;
+        StepReport {
+            outcome: Outcome::Skipped(reason),
+            loss: input.loss,
+            grad_norm: norms.map_or(0.0, |n| n.euclidean),
+            sigma_norm: norms.map_or(0.0, |n| n.sigma),
+            theta: 0.0,
+            step_size: 0.0,
+            learning_rate: 0.0,
+            applied_steps: self.applied_steps,
+            skipped_steps: self.skipped_steps,
+        }
+    }
+
+    fn check(&self, params: &[ParamMut<'_>], grads: &[GradRef<'_>], input: &StepInput) -> Result<()> {
+        if !(input.grad_scale > 0.0 && input.grad_scale.is_finite()) {
+            let expected = "give the positive number that the gradients were multiplied with, 1 for none";
+            return Err(Error::invalid("grad_scale", input.grad_scale, expected));
+        }
+        self.check_count("params", params.len())?;
+        for (tensor, param) in self.tensors.iter().zip(params) {
+            let TensorState { spec, len, .. } = tensor;
+            if param.dtype() != spec.dtype {
+                let problem = format!("was described as {} but is {}", spec.dtype, param.dtype());
+                return Err(Error::tensor(&spec.name, problem));
+            }
+            if param.len() != *len {
+                let problem = format!("was described with {len} elements but has {}", param.len());
+                return Err(Error::tensor(&spec.name, problem));
+            }
+        }
+        self.check_grads(grads)
+    }
+
+    fn check_grads(&self, grads: &[GradRef<'_>]) -> Result<()> {
+        self.check_count("grads", grads.len())?;
+        for (tensor, grad) in self.tensors.iter().zip(grads) {
+            if let Some(len) = grad.len()
+                && len != tensor.len
+            {
+                let problem = format!("has {} elements but its gradient has {len}", tensor.len);
+                return Err(Error::tensor(&tensor.spec.name, problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_count(&self, what: &str, count: usize) -> Result<()> {
+        if count == self.tensors.len() {
+            return Ok(());
+        }
+        let expected = format!("the optimizer was made for {} tensors; give one for each", self.tensors.len());
+        Err(Error::invalid(&format!("number of {what}"), count, expected))
+    }
+}

@@ -1,0 +1,190 @@
+//! Number formats: how blocks of f32, f64, f16 and bf16 become the format that is computed in, and back.
+
+use std::ops::{Add, Mul, Sub};
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::rounding::StochasticBits;
+use crate::tensor::ParamMut;
+
+/// A format that is computed in: f64 where parameter or gradient is f64, f32 everywhere else.
+pub(super) trait Compute:
+    Copy + Send + Sync + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
+{
+    /// Rounded to nearest; a value beyond the largest finite one becomes that one, so that 0·coefficient stays 0.
+    fn from_f64(x: f64) -> Self;
+    fn to_f64(self) -> f64;
+}
+
+impl Compute for f32 {
+    fn from_f64(x: f64) -> Self {
+        (x as f32).clamp(-f32::MAX, f32::MAX)
+    }
+    fn to_f64(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl Compute for f64 {
+    fn from_f64(x: f64) -> Self {
+        x.clamp(-f64::MAX, f64::MAX)
+    }
+    fn to_f64(self) -> f64 {
+        self
+    }
+}
+
+/// A format that can be read as `T`, exactly.
+pub(super) trait Load<T>: Copy + Send + Sync {
+    /// The values as `T`: the slice itself where the formats agree, else converted into `buffer`.
+    fn load<'a>(values: &'a [Self], buffer: &'a mut [T]) -> &'a [T];
+}
+
+/// A format that results in `T` can be written to.
+pub(super) trait Store<T>: Load<T> {
+    /// Lets `change` work on the values as `T`, in place where the formats agree, and writes them back rounded to
+    /// nearest, or stochastically where `bits` are given and the format is a half-precision one.
+    fn modify(
+        values: &mut [Self],
+        buffer: &mut [T],
+        bits: Option<&StochasticBits>,
+        change: impl FnOnce(&mut [T]),
+    );
+}
+
+/// A format of parameters.
+pub(super) trait Parameter: Store<Self::State> + Store<f64> {
+    /// The format of the momentum buffer: f64 for f64 parameters, f32 for all others.
+    type State: Compute + Store<Self::State> + Store<f64>;
+}
+
+macro_rules! same_format {
+    ($t:ty) => {
+        impl Load<$t> for $t {
+            fn load<'a>(values: &'a [$t], _: &'a mut [$t]) -> &'a [$t] {
+                values
+            }
+        }
+        impl Store<$t> for $t {
+            fn modify(
+                values: &mut [$t],
+                _: &mut [$t],
+                _: Option<&StochasticBits>,
+                change: impl FnOnce(&mut [$t]),
+            ) {
+                change(values);
+            }
+        }
+    };
+}
+same_format!(f32);
+same_format!(f64);
+
+impl Load<f64> for f32 {
+    fn load<'a>(values: &'a [f32], buffer: &'a mut [f64]) -> &'a [f64] {
+        let buffer = &mut buffer[..values.len()];
+        for (wide, &value) in buffer.iter_mut().zip(values) {
+            *wide = f64::from(value);
+        }
+        buffer
+    }
+}
+
+impl Store<f64> for f32 {
+    fn modify(
+        values: &mut [f32],
+        buffer: &mut [f64],
+        _: Option<&StochasticBits>,
+        change: impl FnOnce(&mut [f64]),
+    ) {
+        let buffer = &mut buffer[..values.len()];
+        f32::load(values, buffer);
+        change(buffer);
+        for (value, &wide) in values.iter_mut().zip(buffer.iter()) {
+            *value = wide as f32;
+        }
+    }
+}
+
+macro_rules! half_format {
+    ($t:ty, $stochastic:ident) => {
+        impl Load<f32> for $t {
+            fn load<'a>(values: &'a [$t], buffer: &'a mut [f32]) -> &'a [f32] {
+                let buffer = &mut buffer[..values.len()];
+                values.convert_to_f32_slice(buffer);
+                buffer
+            }
+        }
+        impl Load<f64> for $t {
+            fn load<'a>(values: &'a [$t], buffer: &'a mut [f64]) -> &'a [f64] {
+                let buffer = &mut buffer[..values.len()];
+                for (wide, &value) in buffer.iter_mut().zip(values) {
+                    *wide = f64::from(value);
+                }
+                buffer
+            }
+        }
+        impl Store<f32> for $t {
+            fn modify(
+                values: &mut [$t],
+                buffer: &mut [f32],
+                bits: Option<&StochasticBits>,
+                change: impl FnOnce(&mut [f32]),
+            ) {
+                let buffer = &mut buffer[..values.len()];
+                <$t as Load<f32>>::load(values, buffer);
+                change(buffer);
+                match bits {
+                    None => values.convert_from_f32_slice(buffer),
+                    Some(bits) => bits.$stochastic(buffer, values),
+                }
+            }
+        }
+        impl Store<f64> for $t {
+            // Through f32, as on a GPU, where only f32 converts to half formats in hardware.
+            fn modify(
+                values: &mut [$t],
+                buffer: &mut [f64],
+                bits: Option<&StochasticBits>,
+                change: impl FnOnce(&mut [f64]),
+            ) {
+                let buffer = &mut buffer[..values.len()];
+                <$t as Load<f64>>::load(values, buffer);
+                change(buffer);
+                let mut single = [0.0_f32; super::update::BLOCK];
+                let single = &mut single[..values.len()];
+                for (narrow, &wide) in single.iter_mut().zip(buffer.iter()) {
+                    *narrow = wide as f32;
+                }
+                match bits {
+                    None => values.convert_from_f32_slice(single),
+                    Some(bits) => bits.$stochastic(single, values),
+                }
+            }
+        }
+        impl Parameter for $t {
+            type State = f32;
+        }
+    };
+}
+half_format!(f16, round_f16);
+half_format!(bf16, round_bf16);
+
+impl Parameter for f32 {
+    type State = f32;
+}
+
+impl Parameter for f64 {
+    type State = f64;
+}
+
+/// The elements as f32, rounded to nearest where they are f64.
+pub(crate) fn to_f32(param: &ParamMut<'_>) -> Vec<f32> {
+    match param {
+        ParamMut::F32(p) => p.to_vec(),
+        ParamMut::F64(p) => p.iter().map(|&x| x as f32).collect(),
+        ParamMut::F16(p) => p.to_f32_vec(),
+        ParamMut::BF16(p) => p.to_f32_vec(),
+    }
+}

@@ -1,0 +1,24 @@
+//! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
+//!
+//! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`update`] changes parameters,
+//! [`element`] reads and writes number formats, [`rounding`] draws the bits of stochastic rounding.
+
+mod element;
+mod float_env;
+mod reduce;
+mod rounding;
+mod sum;
+mod update;
+
+pub(crate) use element::to_f32;
+pub(crate) use float_env::FloatEnvironment;
+pub(crate) use reduce::{LockSums, SquaredNorms, exponent_of, lock_sums, power_of_two, squared_norms};
+pub(crate) use rounding::StochasticBits;
+pub(crate) use sum::fold;
+pub(crate) use update::{Momentum, TensorUpdate, UpdateScalars, update};
+
+/// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small model.
+const TASK: usize = 16 * sum::CHUNK;
+
+/// Below this many elements in the whole list one thread is faster than waking the others.
+const SERIAL_BELOW: usize = 2 * TASK;

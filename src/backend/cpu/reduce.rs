@@ -1,0 +1,212 @@
+//! Sums over lists of tensors: squared gradient norms, and what norm lock needs.
+
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::element::{Compute, Load, Parameter, Store};
+use super::float_env::FloatEnvironment;
+use super::sum::{CHUNK, chunk_dot, fold, tensor_sum};
+use super::update::{Momentum, UpdateScalars};
+use super::{SERIAL_BELOW, TASK};
+use crate::tensor::{GradRef, ParamMut};
+
+/// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or so small
+/// that their squares leave the range of f64.
+#[derive(Clone, Debug)]
+pub(crate) struct SquaredNorms {
+    pub squares: Vec<f64>,
+    pub exponent: i32,
+}
+
+/// Squared norms below this may have lost terms to underflow, which only f64 gradients can cause: the square of the
+/// smallest f32 is 2⁻²⁹⁸.
+const TINY: f64 = f64::from_bits((1023 - 900) << 52);
+
+/// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
+pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
+    let mut norms = SquaredNorms { squares: sums(grads, 1.0), exponent: 0 };
+    let total = fold(&norms.squares);
+    if total < TINY || total == f64::INFINITY {
+        let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);
+        if largest > 0.0 && largest.is_finite() {
+            let exponent = exponent_of(largest);
+            // The scale stays a normal power of two; 2^±1022 leaves every square in range.
+            let exponent = exponent.clamp(-1022, 1022);
+            norms = SquaredNorms { squares: sums(grads, power_of_two(-exponent)), exponent };
+        }
+    }
+    norms
+}
+
+/// ⌊log₂ x⌋ of a positive finite number.
+pub(crate) fn exponent_of(x: f64) -> i32 {
+    let field = (x.to_bits() >> 52) as i32;
+    if field == 0 {
+        // Subnormal: the scaling is exact.
+        return exponent_of(x * power_of_two(64)) - 64;
+    }
+    field - 1023
+}
+
+/// 2^exponent for a normal result.
+pub(crate) fn power_of_two(exponent: i32) -> f64 {
+    debug_assert!((-1022..=1023).contains(&exponent));
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// The largest |g| of an f64 gradient; 0 for the other formats, whose squares can't leave the range.
+fn largest_f64(grad: &GradRef<'_>) -> f64 {
+    match grad {
+        GradRef::F64(g) => g.iter().fold(0.0, |largest: f64, x| largest.max(x.abs())),
+        _ => 0.0,
+    }
+}
+
+/// Σ (scale·g)² of every tensor.
+fn sums(grads: &[GradRef<'_>], scale: f64) -> Vec<f64> {
+    let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
+    per_tensor(&lengths, |tensor, start, count| [squares(grads[tensor].slice(start, count), scale)])
+        .into_iter()
+        .map(|[sum]| sum)
+        .collect()
+}
+
+fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
+    fn narrow<G: Load<f32>>(g: &[G], scale: f64) -> f64 {
+        let mut buffer = [0.0_f32; CHUNK];
+        let g = G::load(g, &mut buffer);
+        let sum = chunk_dot(g, g);
+        // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any scale.
+        if sum == 0.0 { 0.0 } else { sum * scale * scale }
+    }
+    match grad {
+        GradRef::F32(g) => narrow(g, scale),
+        GradRef::F16(g) => narrow(g, scale),
+        GradRef::BF16(g) => narrow(g, scale),
+        GradRef::F64(g) if scale == 1.0 => chunk_dot(g, g),
+        GradRef::F64(g) => {
+            let mut scaled = [0.0_f64; CHUNK];
+            let scaled = &mut scaled[..g.len()];
+            for (s, g) in scaled.iter_mut().zip(g) {
+                *s = g * scale;
+            }
+            chunk_dot(scaled, scaled)
+        }
+        GradRef::Missing => 0.0,
+    }
+}
+
+/// Runs `chunk(tensor, start, count)` over every chunk of every tensor, in parallel, and adds the `N` sums it returns in
+/// the fixed order.
+fn per_tensor<const N: usize>(
+    lengths: &[usize],
+    chunk: impl Fn(usize, usize, usize) -> [f64; N] + Sync,
+) -> Vec<[f64; N]> {
+    let mut partial: Vec<Vec<[f64; N]>> =
+        lengths.iter().map(|len| vec![[0.0; N]; len.div_ceil(CHUNK)]).collect();
+    let work = |(tensor, first, partial): (usize, usize, &mut [[f64; N]])| {
+        let _ieee = FloatEnvironment::ieee();
+        for (i, sum) in partial.iter_mut().enumerate() {
+            let start = (first + i) * CHUNK;
+            *sum = chunk(tensor, start, CHUNK.min(lengths[tensor] - start));
+        }
+    };
+    let tasks = partial.iter_mut().enumerate().flat_map(|(tensor, partial)| {
+        let chunks = TASK / CHUNK;
+        partial.chunks_mut(chunks).enumerate().map(move |(task, partial)| (tensor, task * chunks, partial))
+    });
+    if lengths.iter().sum::<usize>() < SERIAL_BELOW {
+        tasks.for_each(work);
+    } else {
+        tasks.collect::<Vec<_>>().into_par_iter().for_each(work);
+    }
+    partial
+        .iter()
+        .map(|chunks| std::array::from_fn(|n| tensor_sum(&chunks.iter().map(|sums| sums[n]).collect::<Vec<_>>())))
+        .collect()
+}
+
+/// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master weights)
+/// and −d the direction of the step: the gradient, or minus the new velocity.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LockSums {
+    pub parameter: f64,
+    pub product: f64,
+    pub direction: f64,
+}
+
+/// The [`LockSums`] of one tensor.
+pub(crate) fn lock_sums(
+    param: &ParamMut<'_>,
+    master: Option<&[f32]>,
+    grad: GradRef<'_>,
+    momentum: Option<&Momentum>,
+    scalars: &UpdateScalars,
+) -> LockSums {
+    fn with_param<P: Parameter>(
+        p: &[P],
+        grad: GradRef<'_>,
+        velocity: Option<&[P::State]>,
+        scalars: &UpdateScalars,
+    ) -> LockSums
+    where
+        f32: Load<P::State>,
+        f16: Load<P::State>,
+        bf16: Load<P::State>,
+    {
+        match grad {
+            GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, scalars),
+            GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, scalars),
+            GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, scalars),
+            GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, scalars),
+            GradRef::Missing => LockSums::default(),
+        }
+    }
+
+    fn with_grad<T: Compute, P: Parameter + Load<T>, G: Load<T>>(
+        p: &[P],
+        g: &[G],
+        velocity: Option<&[P::State]>,
+        scalars: &UpdateScalars,
+    ) -> LockSums
+    where
+        P::State: Store<T>,
+    {
+        let sums = per_tensor(&[p.len()], |_, start, count| {
+            let range = start..start + count;
+            let (mut p_buffer, mut g_buffer, mut v_buffer) =
+                ([T::default(); CHUNK], [T::default(); CHUNK], [T::default(); CHUNK]);
+            let p = P::load(&p[range.clone()], &mut p_buffer);
+            let g = G::load(&g[range.clone()], &mut g_buffer);
+            let Some(velocity) = velocity else {
+                return [chunk_dot(p, p), chunk_dot(p, g), chunk_dot(g, g)];
+            };
+            let mut next = [P::State::default(); CHUNK];
+            let next = &mut next[..count];
+            next.copy_from_slice(&velocity[range]);
+            super::update::advance_velocity(next, &mut v_buffer, g, scalars);
+            let v = <P::State as Load<T>>::load(next, &mut v_buffer);
+            [chunk_dot(p, p), -chunk_dot(p, v), chunk_dot(v, v)]
+        });
+        let [parameter, product, direction] = sums[0];
+        LockSums { parameter, product, direction }
+    }
+
+    let single = match momentum {
+        Some(Momentum::F32(v)) => Some(&v[..]),
+        _ => None,
+    };
+    match (param, master) {
+        (_, Some(master)) => with_param(master, grad, single, scalars),
+        (ParamMut::F32(p), None) => with_param(p, grad, single, scalars),
+        (ParamMut::F16(p), None) => with_param(p, grad, single, scalars),
+        (ParamMut::BF16(p), None) => with_param(p, grad, single, scalars),
+        (ParamMut::F64(p), None) => {
+            let double = match momentum {
+                Some(Momentum::F64(v)) => Some(&v[..]),
+                _ => None,
+            };
+            with_param(p, grad, double, scalars)
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! The order of summation: the same for every machine, thread count and number format (`docs/summation.md`).
+//!
+//! ```text
+//! tensor   cut into chunks of 4096 elements, from its first element on; the last one may be shorter
+//! chunk    4 rows × 1024 columns; a column adds its 4 products from row 0 to row 3
+//!          a lane adds its 4 columns as (c0 + c2) + (c1 + c3); the 256 lanes fold in a tree
+//! segment  256 chunks fold in the same tree
+//! tensor   its segments fold; the list's total is the fold of its tensors
+//! ```
+//!
+//! A lane is what one GPU thread can hold: 16 bytes of f32 from each of 4 rows. The tree first joins lanes of the same
+//! group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial sum.
+
+use super::element::Compute;
+
+/// Lanes of a chunk.
+const LANES: usize = 256;
+/// Neighbouring elements of one row that a lane holds.
+const QUAD: usize = 4;
+/// Columns of a chunk.
+const COLUMNS: usize = LANES * QUAD;
+/// Elements of a chunk.
+pub(super) const CHUNK: usize = 4 * COLUMNS;
+/// Chunks of a segment; the tree has this many leaves.
+const CHUNKS_PER_SEGMENT: usize = LANES;
+
+/// Σ x·y over at most one chunk. Products are formed in f64: exact unless an operand is f64 itself.
+pub(super) fn chunk_dot<T: Compute>(x: &[T], y: &[T]) -> f64 {
+    debug_assert!(x.len() <= CHUNK && x.len() == y.len());
+    let mut columns = [0.0_f64; COLUMNS];
+    for (x_row, y_row) in x.chunks(COLUMNS).zip(y.chunks(COLUMNS)) {
+        for ((column, x), y) in columns.iter_mut().zip(x_row).zip(y_row) {
+            *column += x.to_f64() * y.to_f64();
+        }
+    }
+    let mut lanes = [0.0; LANES];
+    for (lane, c) in lanes.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
+        *lane = (c[0] + c[2]) + (c[1] + c[3]);
+    }
+    tree(&mut lanes)
+}
+
+/// Σ over the chunks of one tensor.
+pub(super) fn tensor_sum(chunks: &[f64]) -> f64 {
+    let segments: Vec<f64> = chunks.chunks(CHUNKS_PER_SEGMENT).map(fold).collect();
+    fold(&segments)
+}
+
+/// Σ of a list of any length: term i goes to lane i mod 256, each lane adds its terms in order, the lanes fold in the
+/// tree.
+pub(crate) fn fold(terms: &[f64]) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for row in terms.chunks(LANES) {
+        for (lane, term) in lanes.iter_mut().zip(row) {
+            *lane += term;
+        }
+    }
+    tree(&mut lanes)
+}
+
+/// Joins lane t with lane t + 16, 8, 4, 2, 1 in each group of 32, then the 8 groups the same way.
+fn tree(lanes: &mut [f64; LANES]) -> f64 {
+    let mut groups = [0.0; LANES / 32];
+    for (group, lanes) in groups.iter_mut().zip(lanes.as_chunks_mut::<32>().0) {
+        *group = halve(lanes);
+    }
+    halve(&mut groups)
+}
+
+/// Adds the upper half to the lower half until one term is left; the length is a power of two.
+fn halve(terms: &mut [f64]) -> f64 {
+    let mut stride = terms.len() / 2;
+    while stride > 0 {
+        let (lower, upper) = terms.split_at_mut(stride);
+        for (a, b) in lower.iter_mut().zip(upper) {
+            *a += *b;
+        }
+        stride /= 2;
+    }
+    terms[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The documented order, written with indices only and no shared code.
+    fn naive_chunk(x: &[f32]) -> f64 {
+        let at = |i: usize| x.get(i).map_or(0.0, |&v| f64::from(v) * f64::from(v));
+        let column = |c: usize| ((at(c) + at(c + 1024)) + at(c + 2048)) + at(c + 3072);
+        let lane = |l: usize| {
+            (column(4 * l) + column(4 * l + 2)) + (column(4 * l + 1) + column(4 * l + 3))
+        };
+        naive_tree(&(0..256).map(lane).collect::<Vec<_>>())
+    }
+
+    fn naive_tree(lanes: &[f64]) -> f64 {
+        fn pairs(v: Vec<f64>) -> f64 {
+            if v.len() == 1 {
+                return v[0];
+            }
+            let half = v.len() / 2;
+            pairs((0..half).map(|i| v[i] + v[i + half]).collect())
+        }
+        pairs((0..8).map(|w| pairs(lanes[32 * w..32 * w + 32].to_vec())).collect())
+    }
+
+    proptest! {
+        #[test]
+        fn chunk_follows_the_documented_order(
+            len in prop_oneof![0usize..70, 1020usize..1030, 3070usize..3080, 4090usize..=4096],
+            seed in any::<u64>(),
+        ) {
+            // magnitudes from 1e-20 to 1e20, so that another order would round differently
+            let x: Vec<f32> = (0..len as u64)
+                .map(|i| {
+                    let h = (i ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    let h = (h ^ (h >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+                    10f32.powf((h >> 40) as f32 / (1u64 << 24) as f32 * 40.0 - 20.0)
+                })
+                .collect();
+            prop_assert_eq!(chunk_dot(&x, &x).to_bits(), naive_chunk(&x).to_bits());
+        }
+
+        #[test]
+        fn fold_agrees_with_an_exact_sum(terms in prop::collection::vec(-1e6_f64..1e6, 0..2000)) {
+            // integers below 2^53 add exactly in any order
+            let terms: Vec<f64> = terms.iter().map(|t| t.round()).collect();
+            let exact: i64 = terms.iter().map(|&t| t as i64).sum();
+            prop_assert_eq!(fold(&terms), exact as f64);
+        }
+    }
+
+    #[test]
+    fn order_matters_for_the_test_data() {
+        // guards the property above: a plain running sum differs, so the property can fail
+        let x: Vec<f32> = (0..4096).map(|i| 1.0 + i as f32 * 1e-3).collect();
+        let running = x.iter().fold(0.0, |s, &v| s + f64::from(v) * f64::from(v));
+        assert_ne!(chunk_dot(&x, &x).to_bits(), running.to_bits());
+    }
+}

@@ -1,0 +1,248 @@
+//! The parameter update. Per element, each operation rounded on its own (no fused multiply-add):
+//!
+//! ```text
+//! without momentum   p ← p·decay − (g·prescale)·coefficient
+//! with momentum      v ← v·momentum − g·unscale          v is rounded to its storage format
+//!                    p ← p·decay + v·coefficient
+//! ```
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::element::{Compute, Load, Parameter, Store};
+use super::float_env::FloatEnvironment;
+use super::rounding::StochasticBits;
+use super::{SERIAL_BELOW, TASK};
+use crate::tensor::{DType, GradRef, ParamMut};
+
+/// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
+pub(super) const BLOCK: usize = 1024;
+
+/// The scalars of one tensor's update, each rounded to the format that is computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct UpdateScalars {
+    /// Weight decay and norm lock: what the old parameter is multiplied with.
+    pub decay: f64,
+    /// Learning rate for the prescaled gradient, or for the velocity.
+    pub coefficient: f64,
+    /// A power of two that brings a very large or small gradient into range; 1 otherwise.
+    pub prescale: f64,
+    /// Decay of the velocity; 0 means that there is none.
+    pub momentum: f64,
+    /// The inverse of the gradient scale.
+    pub unscale: f64,
+}
+
+/// A velocity buffer: f64 for f64 parameters, f32 for all others.
+#[derive(Clone, Debug)]
+pub(crate) enum Momentum {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+impl Momentum {
+    /// A buffer for parameters of the given format, at rest.
+    pub(crate) fn zeros(dtype: DType, len: usize) -> Self {
+        match dtype {
+            DType::F64 => Momentum::F64(vec![0.0; len]),
+            _ => Momentum::F32(vec![0.0; len]),
+        }
+    }
+}
+
+/// One tensor to update.
+pub(crate) struct TensorUpdate<'a> {
+    pub param: ParamMut<'a>,
+    pub grad: GradRef<'a>,
+    pub momentum: Option<&'a mut Momentum>,
+    pub master: Option<&'a mut [f32]>,
+    pub scalars: UpdateScalars,
+    pub stochastic: Option<StochasticBits>,
+}
+
+/// A part of a tensor, small enough for one task.
+struct Piece<'a> {
+    param: ParamMut<'a>,
+    grad: GradRef<'a>,
+    velocity: Velocity<'a>,
+    master: Option<&'a mut [f32]>,
+    scalars: UpdateScalars,
+    stochastic: Option<StochasticBits>,
+}
+
+enum Velocity<'a> {
+    None,
+    F32(&'a mut [f32]),
+    F64(&'a mut [f64]),
+}
+
+/// Applies the updates, in parallel. Tensors with a missing gradient stay as they are.
+pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
+    let total: usize = tensors.iter().map(|t| t.param.len()).sum();
+    let mut pieces = Vec::with_capacity(total / TASK + tensors.len());
+    for tensor in tensors {
+        cut(tensor, &mut pieces);
+    }
+    let apply = |piece: Piece<'_>| {
+        let _ieee = FloatEnvironment::ieee();
+        piece.apply();
+    };
+    if total < SERIAL_BELOW {
+        pieces.into_iter().for_each(apply);
+    } else {
+        pieces.into_par_iter().for_each(apply);
+    }
+}
+
+fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
+    let TensorUpdate { mut param, grad, momentum, mut master, scalars, stochastic } = tensor;
+    let mut velocity = match momentum {
+        None => Velocity::None,
+        Some(Momentum::F32(v)) => Velocity::F32(v),
+        Some(Momentum::F64(v)) => Velocity::F64(v),
+    };
+    let mut start = 0;
+    while !param.is_empty() {
+        let count = TASK.min(param.len());
+        let (head, rest) = param.split_at(count);
+        param = rest;
+        let head_velocity;
+        (head_velocity, velocity) = velocity.split_at(count);
+        let head_master;
+        (head_master, master) = match master {
+            None => (None, None),
+            Some(m) => {
+                let (head, rest) = m.split_at_mut(count);
+                (Some(head), Some(rest))
+            }
+        };
+        pieces.push(Piece {
+            param: head,
+            grad: grad.slice(start, count),
+            velocity: head_velocity,
+            master: head_master,
+            scalars,
+            stochastic: stochastic.map(|bits| bits.advanced(start)),
+        });
+        start += count;
+    }
+}
+
+impl<'a> Velocity<'a> {
+    fn split_at(self, at: usize) -> (Velocity<'a>, Velocity<'a>) {
+        match self {
+            Velocity::None => (Velocity::None, Velocity::None),
+            Velocity::F32(v) => {
+                let (head, rest) = v.split_at_mut(at);
+                (Velocity::F32(head), Velocity::F32(rest))
+            }
+            Velocity::F64(v) => {
+                let (head, rest) = v.split_at_mut(at);
+                (Velocity::F64(head), Velocity::F64(rest))
+            }
+        }
+    }
+}
+
+impl Piece<'_> {
+    fn apply(self) {
+        let Piece { param, grad, velocity, master, scalars, stochastic } = self;
+        let (single, double) = match velocity {
+            Velocity::None => (None, None),
+            Velocity::F32(v) => (Some(v), None),
+            Velocity::F64(v) => (None, Some(v)),
+        };
+        let rule = Rule { scalars, stochastic };
+        match (param, master) {
+            (ParamMut::F32(p), _) => with_param(p, grad, single, &rule),
+            (ParamMut::F64(p), _) => with_param(p, grad, double, &rule),
+            (ParamMut::F16(p), None) => with_param(p, grad, single, &rule),
+            (ParamMut::BF16(p), None) => with_param(p, grad, single, &rule),
+            (ParamMut::F16(p), Some(master)) => {
+                with_param(master, grad, single, &rule);
+                p.convert_from_f32_slice(master);
+            }
+            (ParamMut::BF16(p), Some(master)) => {
+                with_param(master, grad, single, &rule);
+                p.convert_from_f32_slice(master);
+            }
+        }
+    }
+}
+
+/// How the elements of a piece change.
+struct Rule {
+    scalars: UpdateScalars,
+    stochastic: Option<StochasticBits>,
+}
+
+fn with_param<P: Parameter>(p: &mut [P], grad: GradRef<'_>, velocity: Option<&mut [P::State]>, rule: &Rule)
+where
+    f32: Load<P::State>,
+    f16: Load<P::State>,
+    bf16: Load<P::State>,
+{
+    match grad {
+        GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, rule),
+        GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, rule),
+        GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, rule),
+        GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, rule),
+        GradRef::Missing => {}
+    }
+}
+
+/// The update in the format `T`, block by block.
+fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
+    p: &mut [P],
+    g: &[G],
+    mut velocity: Option<&mut [P::State]>,
+    rule: &Rule,
+) where
+    P::State: Store<T>,
+{
+    let decay = T::from_f64(rule.scalars.decay);
+    let coefficient = T::from_f64(rule.scalars.coefficient);
+    let prescale = T::from_f64(rule.scalars.prescale);
+    let (mut p_buffer, mut g_buffer, mut v_buffer) =
+        ([T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]);
+    for (index, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
+        let start = index * BLOCK;
+        let range = start..start + p.len();
+        let bits = rule.stochastic.map(|bits| bits.advanced(start));
+        let g = G::load(g, &mut g_buffer);
+        match velocity.as_deref_mut() {
+            None => P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
+                for (p, &g) in p.iter_mut().zip(g) {
+                    *p = *p * decay - (g * prescale) * coefficient;
+                }
+            }),
+            Some(velocity) => {
+                let velocity = &mut velocity[range];
+                advance_velocity(velocity, &mut v_buffer, g, &rule.scalars);
+                let v = <P::State as Load<T>>::load(velocity, &mut v_buffer);
+                P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
+                    for (p, &v) in p.iter_mut().zip(v) {
+                        *p = *p * decay + v * coefficient;
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// v ← v·momentum − g·unscale.
+pub(super) fn advance_velocity<T: Compute, V: Store<T>>(
+    velocity: &mut [V],
+    buffer: &mut [T],
+    g: &[T],
+    scalars: &UpdateScalars,
+) {
+    let momentum = T::from_f64(scalars.momentum);
+    let unscale = T::from_f64(scalars.unscale);
+    V::modify(velocity, buffer, None, |v| {
+        for (v, &g) in v.iter_mut().zip(g) {
+            *v = *v * momentum - g * unscale;
+        }
+    });
+}

@@ -1,0 +1,122 @@
+//! Fitted models as versioned JSON.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Family, Model};
+use crate::{Error, Moments, Result};
+
+const FORMAT: &str = "rfdescent-model";
+const VERSION: u64 = 1;
+
+/// What stands in messages for a text that was not read from a file.
+const NO_PATH: &str = "model JSON";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Contents {
+    format: String,
+    version: u64,
+    covariance: Family,
+    moments: Moments,
+}
+
+impl Model {
+    /// The model as JSON: format, version, covariance and moments. Numbers read back to the same bits.
+    ///
+    /// An error for a covariance that is not built in: it is code, so save the [moments](Model::moments) and build the
+    /// model anew with [`Model::with_covariance`].
+    pub fn to_json(&self) -> Result<String> {
+        let Some(covariance) = self.family() else {
+            return Err(Error::invalid(
+                "covariance",
+                self.covariance().name(),
+                "only built-in covariances can be saved; save the moments and rebuild with Model::with_covariance",
+            ));
+        };
+        let contents = Contents {
+            format: FORMAT.into(),
+            version: VERSION,
+            covariance,
+            moments: *self.moments(),
+        };
+        // Nothing in it can fail: no maps with odd keys, no writer.
+        let mut text = serde_json::to_string_pretty(&contents).map_err(|error| Error::File {
+            path: NO_PATH.into(),
+            problem: error.to_string(),
+        })?;
+        text.push('\n');
+        Ok(text)
+    }
+
+    /// The inverse of [`to_json`](Model::to_json).
+    pub fn from_json(json: &str) -> Result<Model> {
+        parse(json, Path::new(NO_PATH))
+    }
+
+    /// Writes [`to_json`](Model::to_json) to a file, whole or not at all.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        write_atomically(path, self.to_json()?.as_bytes())
+    }
+
+    /// Reads a file that [`save`](Model::save) wrote.
+    pub fn load(path: &Path) -> Result<Model> {
+        let json = fs::read_to_string(path).map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })?;
+        parse(&json, path)
+    }
+}
+
+fn parse(json: &str, path: &Path) -> Result<Model> {
+    let problem = |problem: String| Error::File {
+        path: path.into(),
+        problem,
+    };
+    let value: Value = serde_json::from_str(json)
+        .map_err(|error| problem(format!("not a fitted model, which is a JSON object: {error}")))?;
+    if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
+        return Err(problem(format!(
+            "not a fitted model: `format` is not \"{FORMAT}\""
+        )));
+    }
+    match value.get("version") {
+        Some(version) if version.as_u64() == Some(VERSION) => {}
+        version => {
+            let found = version.map_or("missing".into(), Value::to_string);
+            return Err(problem(format!(
+                "the model's `version` is {found}, this release reads version {VERSION}: fit it again, or use the \
+                 release that wrote it"
+            )));
+        }
+    }
+    // From the text, so that the message has line and column.
+    let contents: Contents = serde_json::from_str(json).map_err(|error| problem(error.to_string()))?;
+    Model::new(contents.covariance, contents.moments).map_err(|error| problem(error.to_string()))
+}
+
+/// Writes beside the target and renames, so that a full disk or an interruption leaves the old file or none.
+fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary: PathBuf = path.with_file_name(name);
+    let write = || {
+        let mut file = fs::File::create(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        // It may not exist; the first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+        Error::Io {
+            path: path.into(),
+            source,
+        }
+    })
+}

@@ -1,0 +1,116 @@
+//! From norms and loss to the scalars of the update. Plain f64 arithmetic (add, multiply, divide, square root), in one
+//! fixed order, so that a GPU can repeat it bit for bit.
+
+use super::report::{SkipReason, StepInput};
+use super::{Group, Options};
+use crate::backend::cpu::{LockSums, UpdateScalars, exponent_of, power_of_two};
+use crate::covariance::{Model, Observation};
+
+/// ‖g‖² and Σ f²‖g_k‖² of the scaled gradients, each times 4^exponent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TotalSquares {
+    pub euclidean: f64,
+    pub sigma: f64,
+    pub exponent: i32,
+}
+
+/// The two norms of the unscaled gradients, and the Σ-norm of the gradients as they were given.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norms {
+    pub euclidean: f64,
+    pub sigma: f64,
+    scaled_sigma: f64,
+}
+
+impl Norms {
+    pub(super) fn new(squares: TotalSquares, grad_scale: f64) -> Self {
+        let root = |square: f64| square.sqrt() * power_of_two(squares.exponent);
+        let scaled_sigma = root(squares.sigma);
+        Self {
+            euclidean: root(squares.euclidean) / grad_scale,
+            sigma: scaled_sigma / grad_scale,
+            scaled_sigma,
+        }
+    }
+}
+
+/// The step that all tensors share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decision {
+    pub theta: f64,
+    /// η times the multiplier, capped.
+    pub step_size: f64,
+    /// The step size over the Σ-norm.
+    pub learning_rate: f64,
+    /// The step size over the prescaled Σ-norm of the gradients as given.
+    prescaled_rate: f64,
+    prescale: f64,
+    unscale: f64,
+}
+
+/// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
+const COMFORTABLE_EXPONENT: i32 = 32;
+
+/// The step for given norms, or why there is none.
+pub(super) fn decide(
+    model: &Model,
+    options: &Options,
+    norms: Norms,
+    input: &StepInput,
+) -> Result<Decision, SkipReason> {
+    let observation = Observation {
+        loss: input.loss,
+        grad_norm: norms.sigma,
+        inv_batch_size: options.inv_batch_size,
+    };
+    let step = model.step(&observation, &options.rule)?;
+    let step_size = (step.step_size * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
+    let exponent = exponent_of(norms.scaled_sigma);
+    let prescale = if exponent.abs() <= COMFORTABLE_EXPONENT {
+        1.0
+    } else {
+        // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
+        power_of_two((-exponent).clamp(-126, 126))
+    };
+    Ok(Decision {
+        theta: step.theta,
+        step_size,
+        learning_rate: (step_size / norms.sigma).min(f64::MAX),
+        prescaled_rate: step_size / (norms.scaled_sigma * prescale),
+        prescale,
+        unscale: 1.0 / input.grad_scale,
+    })
+}
+
+impl Decision {
+    /// The update of a tensor of the given group; norm lock comes on top with [`lock`].
+    pub(super) fn scalars(&self, group: &Group) -> UpdateScalars {
+        let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
+        let rate = if group.momentum > 0.0 { self.learning_rate } else { self.prescaled_rate };
+        let shrink = self.learning_rate * group.multiplier * group.weight_decay;
+        UpdateScalars {
+            decay: (1.0 - shrink).max(0.0),
+            coefficient: rate * factor,
+            prescale: self.prescale,
+            momentum: group.momentum,
+            unscale: self.unscale,
+        }
+    }
+}
+
+/// Scales the update so that the parameter keeps its norm: ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ + β²‖d‖².
+pub(super) fn lock(scalars: UpdateScalars, sums: LockSums) -> UpdateScalars {
+    let (alpha, beta) = if scalars.momentum > 0.0 {
+        (scalars.decay, scalars.coefficient)
+    } else {
+        (scalars.decay, scalars.coefficient * scalars.prescale)
+    };
+    let moved = alpha * alpha * sums.parameter - 2.0 * (alpha * beta) * sums.product
+        + beta * beta * sums.direction;
+    let ratio = (sums.parameter / moved).sqrt();
+    // Norm 0 before or after the step, or sums beyond the range of f64: there is nothing to scale back to.
+    if !(ratio > 0.0 && ratio.is_finite()) {
+        return scalars;
+    }
+    UpdateScalars { decay: scalars.decay * ratio, coefficient: scalars.coefficient * ratio, ..scalars }
+}

@@ -1,0 +1,101 @@
+//! What a user can set, with defaults that need no tuning.
+
+use crate::covariance::StepRule;
+use crate::error::{Error, Result};
+
+/// Options of an [`Optimizer`](super::Optimizer). The defaults are RFD as published.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism.
+    pub rule: StepRule,
+    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of the gradients.
+    /// 0, the default, treats loss and gradient as noiseless.
+    pub inv_batch_size: f64,
+    /// Multiplies the step size; for schedulers. The reported learning rate includes it. Default 1.
+    pub multiplier: f64,
+    /// The step size times the multiplier is cut to this. Default: no cap.
+    pub max_step_size: Option<f64>,
+    /// Seed of stochastic rounding for f16 and bf16 parameters without master weights; `None` rounds to nearest.
+    pub stochastic_rounding: Option<u64>,
+    /// Whether f16 and bf16 parameters get f32 master weights, which the step updates and the parameters are rounded from.
+    pub master_weights: bool,
+    /// Settings by group of tensors; [`TensorSpec::group`](super::TensorSpec::group) is an index into this list.
+    pub groups: Vec<Group>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            rule: StepRule::default(),
+            inv_batch_size: 0.0,
+            multiplier: 1.0,
+            max_step_size: None,
+            stochastic_rounding: None,
+            master_weights: false,
+            groups: vec![Group::default()],
+        }
+    }
+}
+
+/// Settings of one group of tensors. All groups share one model, one global norm and one step size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// f: multiplies the group's length scale, that is Σ = f⁻² on its block (paper, extension "RFD steps under geometric
+    /// anisotropy"). The direction becomes f²·g, the norm √(Σ f²‖g‖²). Default 1.
+    pub length_scale_factor: f64,
+    /// Multiplies the learning rate of this group alone. Default 1.
+    pub multiplier: f64,
+    /// m in v ← m·v − g, p ← p + learning_rate·v; in [0, 1). Default 0: no velocity is kept.
+    pub momentum: f64,
+    /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0.
+    pub weight_decay: f64,
+    /// Whether each tensor keeps its Euclidean norm: after the step it is scaled back to the norm it had before. Tensors of
+    /// norm 0 and of one element are left alone. Default false.
+    pub norm_lock: bool,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self { length_scale_factor: 1.0, multiplier: 1.0, momentum: 0.0, weight_decay: 0.0, norm_lock: false }
+    }
+}
+
+impl Options {
+    pub(super) fn validate(&self) -> Result<()> {
+        self.rule.validate()?;
+        not_negative("inv_batch_size", self.inv_batch_size)?;
+        not_negative("multiplier", self.multiplier)?;
+        if let Some(cap) = self.max_step_size
+            && (cap.is_nan() || cap <= 0.0)
+        {
+            return Err(Error::invalid("max_step_size", cap, "give a positive number, or none for no cap"));
+        }
+        if self.groups.is_empty() {
+            return Err(Error::invalid("groups", "[]", "give at least one group; `Group::default()` will do"));
+        }
+        self.groups.iter().enumerate().try_for_each(|(index, group)| group.validate(index))
+    }
+}
+
+impl Group {
+    pub(super) fn validate(&self, index: usize) -> Result<()> {
+        let name = |field: &str| format!("groups[{index}].{field}");
+        if !(self.length_scale_factor > 0.0 && self.length_scale_factor.is_finite()) {
+            let expected = "give a positive finite number; 1 leaves the length scale as it is";
+            return Err(Error::invalid(&name("length_scale_factor"), self.length_scale_factor, expected));
+        }
+        not_negative(&name("multiplier"), self.multiplier)?;
+        not_negative(&name("weight_decay"), self.weight_decay)?;
+        if !(0.0..1.0).contains(&self.momentum) {
+            return Err(Error::invalid(&name("momentum"), self.momentum, "give a number in [0, 1)"));
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn not_negative(name: &str, value: f64) -> Result<()> {
+    if value >= 0.0 && value.is_finite() {
+        return Ok(());
+    }
+    Err(Error::invalid(name, value, "give a finite number that is not negative"))
+}

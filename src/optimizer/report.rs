@@ -1,0 +1,93 @@
+//! What goes into a step beside tensors, and what comes out of it.
+
+use serde::Serialize;
+
+use crate::covariance::NoStep;
+
+/// The scalars of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepInput {
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
+    /// gradient scale.
+    pub loss: f64,
+    /// S when the gradients given are S times the real ones, as with a gradient scaler. Default 1.
+    pub grad_scale: f64,
+    /// Any value but 0 skips the step: a gradient scaler found an overflow. Default 0.
+    pub found_inf: f64,
+}
+
+impl StepInput {
+    /// A step with the given loss, no gradient scale and no overflow.
+    pub fn new(loss: f64) -> Self {
+        Self { loss, grad_scale: 1.0, found_inf: 0.0 }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Whether parameters changed, or why not.
+    pub outcome: Outcome,
+    /// The loss given.
+    pub loss: f64,
+    /// ‖g‖, the Euclidean norm over all tensors that count, gradient scale removed. Not finite when a gradient is not; 0
+    /// when `found_inf` skipped the step before it was computed.
+    pub grad_norm: f64,
+    /// √(Σ f²‖g_k‖²), the norm that Θ and the step refer to; equal to `grad_norm` when all length-scale factors are 1.
+    pub sigma_norm: f64,
+    /// Θ, the gradient cost quotient with the S-RFD correction; infinite at loss ≥ μ, 0 in a skipped step.
+    pub theta: f64,
+    /// η: the length of the step, multiplier and cap included; 0 in a skipped step.
+    pub step_size: f64,
+    /// η / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+    pub learning_rate: f64,
+    /// Steps applied so far, this one included.
+    pub applied_steps: u64,
+    /// Steps skipped so far, this one included.
+    pub skipped_steps: u64,
+}
+
+/// Whether a step was applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Parameters were updated.
+    Applied,
+    /// Nothing changed: no parameter, no velocity, no count of applied steps.
+    Skipped(SkipReason),
+}
+
+/// Why a step changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SkipReason {
+    /// `found_inf` was not 0.
+    FoundInf,
+    /// The loss is NaN or infinite.
+    NonFiniteLoss,
+    /// A gradient has a NaN or infinite element, or the norm exceeds the range of f64.
+    NonFiniteGradient,
+    /// The gradient is 0: there is no direction to go.
+    ZeroGradient,
+}
+
+impl From<NoStep> for SkipReason {
+    fn from(reason: NoStep) -> Self {
+        match reason {
+            NoStep::NonFiniteLoss => SkipReason::NonFiniteLoss,
+            NoStep::NonFiniteGradient => SkipReason::NonFiniteGradient,
+            NoStep::ZeroGradient => SkipReason::ZeroGradient,
+        }
+    }
+}
+
+impl std::fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SkipReason::FoundInf => "the gradient scaler found an overflow",
+            SkipReason::NonFiniteLoss => "the loss is not finite",
+            SkipReason::NonFiniteGradient => "a gradient is not finite",
+            SkipReason::ZeroGradient => "the gradient is zero",
+        })
+    }
+}
