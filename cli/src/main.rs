@@ -8,6 +8,10 @@ mod progress;
 mod seed;
 mod training;
 use training::*;
+#[global_allocator]
+static A: mimalloc::MiMalloc = mimalloc::MiMalloc;
+fn opts(i: f64) -> rfdescent::optimizer::Options { rfdescent::optimizer::Options { inv_batch_size: i, ..Default::default() } }
+fn model(m: rfdescent::Moments) -> rfdescent::covariance::Model { rfdescent::covariance::Model::new(rfdescent::covariance::Family::SquaredExponential, m).unwrap() }
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let t = std::time::Instant::now();
@@ -40,7 +44,7 @@ fn main() {
             train(
                 &net,
                 &data,
-                &mut rfd::Rfd::new(&net, m, 0.0).unwrap(),
+                &mut rfd::Rfd::new(&net, model(m), opts(0.0)).unwrap(),
                 schedule,
                 &bar,
                 &mut show,

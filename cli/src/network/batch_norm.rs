@@ -1,8 +1,8 @@
 //! Batch normalisation as one operation with a hand-written gradient.
 //!
 //! candle's own is for inference; composed from tensor operations its gradient needs some thirty passes over the
-//! activations. Here the layout is batch × features × positions (positions = 1 after a linear layer). All sums
-//! are taken in f64 over fixed ranges of rows, so they do not depend on the number of threads.
+//! activations. All sums are taken in f64 over fixed ranges of rows, so they do not depend on the number of
+//! threads.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, Var, WithDType};
 use rayon::prelude::*;
@@ -13,10 +13,10 @@ use super::Mode;
 const EPSILON: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;
 
-/// Examples added up by one task; fixed, as it decides the order of the sums.
-const ROWS_PER_TASK: usize = 64;
+/// Rows added up by one task; fixed, as it decides the order of the sums.
+const ROWS_PER_TASK: usize = 128;
 
-/// Normalises each feature over the batch, then scales and shifts it.
+/// Normalises each column of a rows × features input over the rows, then scales and shifts it.
 pub struct BatchNorm {
     pub weight: Var,
     pub bias: Var,
@@ -33,14 +33,13 @@ impl BatchNorm {
     }
 
     fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
-        let view = View::of(x.dims());
+        let (rows, features) = x.dims2()?;
         let (mean, variance) = match x.dtype() {
-            DType::F64 => statistics(&values::<f64>(x)?, view),
-            _ => statistics(&values::<f32>(x)?, view),
+            DType::F64 => statistics(&values::<f64>(x)?, features),
+            _ => statistics(&values::<f32>(x)?, features),
         };
-        let count = view.count();
         // As PyTorch: the running variance is the unbiased one, the batch is normalised by the biased one.
-        let unbiased = count / (count - 1.0).max(1.0);
+        let unbiased = rows as f64 / (rows as f64 - 1.0).max(1.0);
         follow(&self.running_mean, &mean, 1.0)?;
         follow(&self.running_var, &variance, unbiased)?;
         let inverse_deviation = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
@@ -48,7 +47,6 @@ impl BatchNorm {
             &self.weight,
             &self.bias,
             Normalise {
-                view,
                 mean,
                 inverse_deviation,
             },
@@ -56,12 +54,9 @@ impl BatchNorm {
     }
 
     fn forward_evaluate(&self, x: &Tensor) -> Result<Tensor> {
-        let mut shape = vec![1; x.rank()];
-        shape[1] = self.weight.elem_count();
         let scale = (self.weight.as_tensor() / (self.running_var.as_tensor() + EPSILON)?.sqrt()?)?;
         let shift = (self.bias.as_tensor() - (&scale * self.running_mean.as_tensor())?)?;
-        x.broadcast_mul(&scale.reshape(&shape[..])?)?
-            .broadcast_add(&shift.reshape(&shape[..])?)
+        x.broadcast_mul(&scale)?.broadcast_add(&shift)
     }
 }
 
@@ -69,33 +64,6 @@ impl BatchNorm {
 fn follow(running: &Var, observed: &[f64], factor: f64) -> Result<()> {
     let observed = Tensor::new(observed, &Device::Cpu)?.to_dtype(running.dtype())?;
     running.set(&((running.as_detached_tensor() * (1.0 - MOMENTUM))? + (observed * (MOMENTUM * factor))?)?)
-}
-
-/// batch × features × positions.
-#[derive(Clone, Copy, Debug)]
-struct View {
-    batch: usize,
-    features: usize,
-    positions: usize,
-}
-
-impl View {
-    fn of(dims: &[usize]) -> Self {
-        View {
-            batch: dims[0],
-            features: dims[1],
-            positions: dims[2..].iter().product(),
-        }
-    }
-
-    fn row(self) -> usize {
-        self.features * self.positions
-    }
-
-    /// Values of one feature.
-    fn count(self) -> f64 {
-        (self.batch * self.positions) as f64
-    }
 }
 
 /// The numbers of this file's two element types.
@@ -115,27 +83,27 @@ impl Real for f64 {
     }
 }
 
-/// Σ over batch and positions of `term(feature, index)` for each feature.
-fn sums<const N: usize>(view: View, term: impl Fn(usize, usize) -> [f64; N] + Sync) -> [Vec<f64>; N] {
-    let partial: Vec<[Vec<f64>; N]> = (0..view.batch.div_ceil(ROWS_PER_TASK))
+/// Σ over all rows of `term(feature, index)` for each feature; the values form rows of `features` each.
+fn sums<const N: usize>(
+    count: usize,
+    features: usize,
+    term: impl Fn(usize, usize) -> [f64; N] + Sync,
+) -> [Vec<f64>; N] {
+    let rows = count / features;
+    let partial: Vec<[Vec<f64>; N]> = (0..rows.div_ceil(ROWS_PER_TASK))
         .into_par_iter()
         .map(|task| {
-            let mut sums: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; view.features]);
-            for row in task * ROWS_PER_TASK..view.batch.min((task + 1) * ROWS_PER_TASK) {
-                for feature in 0..view.features {
-                    let start = row * view.row() + feature * view.positions;
-                    let mut total = [0.0; N];
-                    for index in start..start + view.positions {
-                        let values = term(feature, index);
-                        (0..N).for_each(|n| total[n] += values[n]);
-                    }
-                    (0..N).for_each(|n| sums[n][feature] += total[n]);
+            let mut sums: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; features]);
+            for row in task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK) {
+                for feature in 0..features {
+                    let values = term(feature, row * features + feature);
+                    (0..N).for_each(|n| sums[n][feature] += values[n]);
                 }
             }
             sums
         })
         .collect();
-    let mut result: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; view.features]);
+    let mut result: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; features]);
     for sums in partial {
         for (total, part) in result.iter_mut().zip(&sums) {
             total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
@@ -144,17 +112,16 @@ fn sums<const N: usize>(view: View, term: impl Fn(usize, usize) -> [f64; N] + Sy
     result
 }
 
-/// Writes `value(feature, index)` everywhere.
-fn map<T: Real>(view: View, value: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
-    let mut out = vec![T::zero(); view.batch * view.row()];
-    out.par_chunks_mut(view.row().max(1) * ROWS_PER_TASK)
+/// The list of all `value(feature, index)`.
+fn map<T: Real>(count: usize, features: usize, value: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
+    let mut out = vec![T::zero(); count];
+    out.par_chunks_mut(features * ROWS_PER_TASK)
         .enumerate()
         .for_each(|(task, rows)| {
-            let base = task * ROWS_PER_TASK * view.row();
-            for (chunk, values) in rows.chunks_mut(view.positions).enumerate() {
-                let feature = chunk % view.features;
-                for (position, out) in values.iter_mut().enumerate() {
-                    *out = value(feature, base + chunk * view.positions + position);
+            let base = task * ROWS_PER_TASK * features;
+            for (row, values) in rows.chunks_exact_mut(features).enumerate() {
+                for (feature, out) in values.iter_mut().enumerate() {
+                    *out = value(feature, base + row * features + feature);
                 }
             }
         });
@@ -162,11 +129,11 @@ fn map<T: Real>(view: View, value: impl Fn(usize, usize) -> T + Sync) -> Vec<T> 
 }
 
 /// Mean and biased variance of each feature, in two passes.
-fn statistics<T: Real>(x: &[T], view: View) -> (Vec<f64>, Vec<f64>) {
-    let scale = 1.0 / view.count();
-    let [mut mean] = sums(view, |_, i| [x[i].into()]);
+fn statistics<T: Real>(x: &[T], features: usize) -> (Vec<f64>, Vec<f64>) {
+    let scale = features as f64 / x.len() as f64;
+    let [mut mean] = sums(x.len(), features, |_, i| [x[i].into()]);
     mean.iter_mut().for_each(|m| *m *= scale);
-    let [mut variance] = sums(view, |feature, i| {
+    let [mut variance] = sums(x.len(), features, |feature, i| {
         let deviation = x[i].into() - mean[feature];
         [deviation * deviation]
     });
@@ -174,14 +141,13 @@ fn statistics<T: Real>(x: &[T], view: View) -> (Vec<f64>, Vec<f64>) {
     (mean, variance)
 }
 
-/// The values of a contiguous tensor, in order.
-fn values<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
+/// The values of a tensor, in order.
+pub fn values<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
     x.flatten_all()?.to_vec1()
 }
 
 /// y = weight·(x − mean)/deviation + bias, with mean and deviation functions of x.
 struct Normalise {
-    view: View,
     mean: Vec<f64>,
     inverse_deviation: Vec<f64>,
 }
@@ -199,7 +165,7 @@ impl Normalise {
             .zip(scale.iter().zip(&self.mean))
             .map(|(&b, (s, m))| b.into() - s * m)
             .collect();
-        map(self.view, |feature, i| {
+        map(x.len(), weight.len(), |feature, i| {
             T::of(x[i].into() * scale[feature] + shift[feature])
         })
     }
@@ -210,12 +176,12 @@ impl Normalise {
         let normalised = |feature: usize, i: usize| -> f64 {
             (x[i].into() - self.mean[feature]) * self.inverse_deviation[feature]
         };
-        let [grad_bias, grad_weight] = sums(self.view, |feature, i| {
+        let [grad_bias, grad_weight] = sums(x.len(), weight.len(), |feature, i| {
             let g: f64 = grad[i].into();
             [g, g * normalised(feature, i)]
         });
-        let scale = 1.0 / self.view.count();
-        let grad_x = map(self.view, |feature, i| {
+        let scale = weight.len() as f64 / x.len() as f64;
+        let grad_x = map(x.len(), weight.len(), |feature, i| {
             let centred =
                 grad[i].into() - scale * (grad_bias[feature] + normalised(feature, i) * grad_weight[feature]);
             T::of(weight[feature].into() * self.inverse_deviation[feature] * centred)
@@ -236,11 +202,11 @@ impl Normalise {
 }
 
 /// The part of the storage that a contiguous layout covers.
-fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+pub fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = storage.as_slice::<T>()?;
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&all[start..end]),
-        None => candle_core::bail!("batch normalisation needs contiguous input"),
+        None => candle_core::bail!("contiguous input needed"),
     }
 }
 
@@ -304,24 +270,23 @@ mod tests {
         }
     }
 
-    /// 70 rows: more than one task's share.
-    fn input(features: usize, positions: usize) -> Tensor {
-        let values: Vec<f64> = (0..70 * features * positions)
+    /// 150 rows: more than one task's share.
+    fn input(features: usize) -> Tensor {
+        let values: Vec<f64> = (0..150 * features)
             .map(|i| ((i * 7919 % 1009) as f64 / 100.0).sin() + i as f64 * 1e-4)
             .collect();
-        Tensor::from_vec(values, (70, features, positions), &Device::Cpu).unwrap()
+        Tensor::from_vec(values, (150, features), &Device::Cpu).unwrap()
     }
 
     /// The definition in tensor operations, differentiable by candle.
     fn naive(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-        let shape = (1, weight.elem_count(), 1);
-        let mean = x.mean_keepdim((0, 2)).unwrap();
+        let mean = x.mean_keepdim(0).unwrap();
         let centred = x.broadcast_sub(&mean).unwrap();
-        let variance = centred.sqr().unwrap().mean_keepdim((0, 2)).unwrap();
+        let variance = centred.sqr().unwrap().mean_keepdim(0).unwrap();
         let deviation = (variance + EPSILON).unwrap().sqrt().unwrap();
         let normalised = centred.broadcast_div(&deviation).unwrap();
-        let scaled = normalised.broadcast_mul(&weight.reshape(shape).unwrap()).unwrap();
-        scaled.broadcast_add(&bias.reshape(shape).unwrap()).unwrap()
+        let scaled = normalised.broadcast_mul(weight).unwrap();
+        scaled.broadcast_add(bias).unwrap()
     }
 
     fn assert_close(a: &Tensor, b: &Tensor) {
@@ -336,41 +301,39 @@ mod tests {
     #[test]
     fn output_and_gradients_match_the_definition() {
         let (weight, bias) = ([0.5, -2.0, 1.5], [0.1, 0.2, -0.3]);
-        for positions in [1, 3] {
-            let norm = layer(3, &weight, &bias);
-            let x = Var::from_tensor(&input(3, positions)).unwrap();
-            let factors = input(3, positions).sqr().unwrap();
-            let ours = norm.forward(&x, Mode::Train).unwrap();
-            let reference = naive(&x, &norm.weight, &norm.bias);
-            assert_close(&ours, &reference);
-            let ours = (ours.sqr().unwrap() * &factors)
-                .unwrap()
-                .sum_all()
-                .unwrap()
-                .backward()
-                .unwrap();
-            let reference = (reference.sqr().unwrap() * &factors)
-                .unwrap()
-                .sum_all()
-                .unwrap()
-                .backward()
-                .unwrap();
-            for var in [&x, &norm.weight, &norm.bias] {
-                let (a, b) = (ours.get(var).unwrap(), reference.get(var).unwrap());
-                let size = values::<f64>(b).unwrap().iter().fold(1f64, |m, v| m.max(v.abs()));
-                assert_close(&(a / size).unwrap(), &(b / size).unwrap());
-            }
+        let norm = layer(3, &weight, &bias);
+        let x = Var::from_tensor(&input(3)).unwrap();
+        let factors = input(3).sqr().unwrap();
+        let ours = norm.forward(&x, Mode::Train).unwrap();
+        let reference = naive(&x, &norm.weight, &norm.bias);
+        assert_close(&ours, &reference);
+        let ours = (ours.sqr().unwrap() * &factors)
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .backward()
+            .unwrap();
+        let reference = (reference.sqr().unwrap() * &factors)
+            .unwrap()
+            .sum_all()
+            .unwrap()
+            .backward()
+            .unwrap();
+        for var in [&x, &norm.weight, &norm.bias] {
+            let (a, b) = (ours.get(var).unwrap(), reference.get(var).unwrap());
+            let size = values::<f64>(b).unwrap().iter().fold(1f64, |m, v| m.max(v.abs()));
+            assert_close(&(a / size).unwrap(), &(b / size).unwrap());
         }
     }
 
     #[test]
     fn running_averages_follow_mean_and_unbiased_variance() {
         let norm = layer(2, &[1.0, 1.0], &[0.0, 0.0]);
-        let x = input(2, 1);
+        let x = input(2);
         norm.forward(&x, Mode::Train).unwrap();
         let column: Vec<f64> = values::<f64>(&x).unwrap().into_iter().step_by(2).collect();
-        let mean = column.iter().sum::<f64>() / 70.0;
-        let variance = column.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / 69.0;
+        let mean = column.iter().sum::<f64>() / 150.0;
+        let variance = column.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / 149.0;
         let running = |v: &Var| v.to_vec1::<f64>().unwrap()[0];
         assert!((running(&norm.running_mean) - 0.1 * mean).abs() < 1e-13);
         assert!((running(&norm.running_var) - (0.9 + 0.1 * variance)).abs() < 1e-13);

@@ -59,16 +59,6 @@ impl Builder {
         })
     }
 
-    pub fn conv(&mut self, name: &str, inputs: usize, outputs: usize, size: usize) -> Result<Conv> {
-        let init = Init::Uniform {
-            fan_in: inputs * size * size,
-        };
-        Ok(Conv {
-            weight: self.parameter(format!("{name}.weight"), &[outputs, inputs, size, size], init)?,
-            bias: self.parameter(format!("{name}.bias"), &[outputs], init)?,
-        })
-    }
-
     pub fn finish(self, forward: Box<dyn Forward>) -> Network {
         Network {
             parameters: self.parameters,
@@ -87,19 +77,5 @@ pub struct Linear {
 impl Linear {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.matmul(&self.weight.t()?)?.broadcast_add(&self.bias)
-    }
-}
-
-/// A convolution without padding, stride 1.
-pub struct Conv {
-    weight: Var,
-    bias: Var,
-}
-
-impl Conv {
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let channels = self.bias.elem_count();
-        x.conv2d(&self.weight, 0, 1, 1, 1)?
-            .broadcast_add(&self.bias.reshape((1, channels, 1, 1))?)
     }
 }

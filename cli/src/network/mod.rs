@@ -2,6 +2,7 @@
 
 mod batch_norm;
 mod cnn;
+mod images;
 mod init;
 mod layers;
 mod mlp;

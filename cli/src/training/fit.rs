@@ -4,16 +4,7 @@ use crate::data::Dataset;
 use crate::error::CliError;
 use crate::network::Network;
 
-#[derive(Clone, Copy, Debug)]
-pub struct Moments {
-    pub mean: f64,
-    pub variance: f64,
-    pub noise_variance: f64,
-    pub grad_variance: f64,
-    pub noise_grad_variance: f64,
-    pub dims: u64,
-}
-
+use rfdescent::Moments;
 pub fn fit(network: &Network, data: &Dataset, seed: u64) -> Result<Moments, CliError> {
     let sampler = NetworkSampler::new(network, data);
     let mut stats = vec![];
