@@ -30,20 +30,11 @@ impl Moments {
     /// An error that names the first moment outside its domain and says what to do.
     pub fn validate(&self) -> Result<()> {
         let check = |holds: bool, name: &str, value: f64, expected: &str| {
-            if holds {
-                Ok(())
-            } else {
-                Err(Error::invalid(name, value, expected))
-            }
+            if holds { Ok(()) } else { Err(Error::invalid(name, value, expected)) }
         };
         let positive = |value: f64| value > 0.0 && value.is_finite();
         let not_negative = |value: f64| value >= 0.0 && value.is_finite();
-        check(
-            self.mean.is_finite(),
-            "mean",
-            self.mean,
-            "must be finite; check the sampled losses",
-        )?;
+        check(self.mean.is_finite(), "mean", self.mean, "must be finite; check the sampled losses")?;
         check(
             positive(self.variance),
             "variance",
@@ -81,11 +72,6 @@ impl Moments {
             self.noise_grad_variance,
             sums,
         )?;
-        check(
-            self.dims >= 1,
-            "dims",
-            self.dims as f64,
-            "must be at least 1: the number of parameters",
-        )
+        check(self.dims >= 1, "dims", self.dims as f64, "must be at least 1: the number of parameters")
     }
 }

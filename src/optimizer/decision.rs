@@ -58,11 +58,8 @@ pub(super) fn decide(
     norms: Norms,
     input: &StepInput,
 ) -> Result<Decision, SkipReason> {
-    let observation = Observation {
-        loss: input.loss,
-        grad_norm: norms.sigma,
-        inv_batch_size: options.inv_batch_size,
-    };
+    let observation =
+        Observation { loss: input.loss, grad_norm: norms.sigma, inv_batch_size: options.inv_batch_size };
     let step = model.step(&observation, &options.rule)?;
     let step_size = (step.step_size * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
     let exponent = exponent_of(norms.scaled_sigma);
@@ -105,8 +102,8 @@ pub(super) fn lock(scalars: UpdateScalars, sums: LockSums) -> UpdateScalars {
     } else {
         (scalars.decay, scalars.coefficient * scalars.prescale)
     };
-    let moved = alpha * alpha * sums.parameter - 2.0 * (alpha * beta) * sums.product
-        + beta * beta * sums.direction;
+    let moved =
+        alpha * alpha * sums.parameter - 2.0 * (alpha * beta) * sums.product + beta * beta * sums.direction;
     let ratio = (sums.parameter / moved).sqrt();
     // Norm 0 before or after the step, or sums beyond the range of f64: there is nothing to scale back to.
     if !(ratio > 0.0 && ratio.is_finite()) {

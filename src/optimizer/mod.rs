@@ -96,11 +96,17 @@ impl Optimizer {
             .into_iter()
             .map(|spec| {
                 if !names.insert(spec.name.clone()) {
-                    return Err(Error::tensor(&spec.name, "is listed twice; give each tensor once, by a name of its own"));
+                    return Err(Error::tensor(
+                        &spec.name,
+                        "is listed twice; give each tensor once, by a name of its own",
+                    ));
                 }
                 if spec.group >= options.groups.len() {
-                    let problem =
-                        format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
+                    let problem = format!(
+                        "belongs to group {}, but there are {} groups",
+                        spec.group,
+                        options.groups.len()
+                    );
                     return Err(Error::tensor(&spec.name, problem));
                 }
                 Ok(TensorState { len: spec.len()?, spec, momentum: None, master: None })
@@ -229,7 +235,8 @@ impl Optimizer {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
         if self.options.groups.iter().any(|group| group.norm_lock) {
-            let expected = "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
+            let expected =
+                "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
             return Err(Error::invalid("norm_lock", true, expected));
         }
         if input.found_inf != 0.0 {
@@ -374,7 +381,8 @@ impl Optimizer {
         if count == self.tensors.len() {
             return Ok(());
         }
-        let expected = format!("the optimizer was made for {} tensors; give one for each", self.tensors.len());
+        let expected =
+            format!("the optimizer was made for {} tensors; give one for each", self.tensors.len());
         Err(Error::invalid(&format!("number of {what}"), count, expected))
     }
 }

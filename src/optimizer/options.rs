@@ -1,6 +1,6 @@
 //! What a user can set, with defaults that need no tuning.
 
-use crate::covariance::StepRule;
+use crate::covariance::{StepRule, validate_inv_batch_size};
 use crate::error::{Error, Result};
 
 /// Options of an [`Optimizer`](super::Optimizer). The defaults are RFD as published.
@@ -63,7 +63,7 @@ impl Default for Group {
 impl Options {
     pub(super) fn validate(&self) -> Result<()> {
         self.rule.validate()?;
-        not_negative("inv_batch_size", self.inv_batch_size)?;
+        validate_inv_batch_size(self.inv_batch_size)?;
         not_negative("multiplier", self.multiplier)?;
         if let Some(cap) = self.max_step_size
             && (cap.is_nan() || cap <= 0.0)
@@ -71,7 +71,11 @@ impl Options {
             return Err(Error::invalid("max_step_size", cap, "give a positive number, or none for no cap"));
         }
         if self.groups.is_empty() {
-            return Err(Error::invalid("groups", "[]", "give at least one group; `Group::default()` will do"));
+            return Err(Error::invalid(
+                "groups",
+                "[]",
+                "give at least one group; `Group::default()` will do",
+            ));
         }
         self.groups.iter().enumerate().try_for_each(|(index, group)| group.validate(index))
     }
@@ -93,7 +97,7 @@ impl Group {
     }
 }
 
-pub(super) fn not_negative(name: &str, value: f64) -> Result<()> {
+fn not_negative(name: &str, value: f64) -> Result<()> {
     if value >= 0.0 && value.is_finite() {
         return Ok(());
     }

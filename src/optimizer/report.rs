@@ -69,6 +69,9 @@ pub enum SkipReason {
     NonFiniteGradient,
     /// The gradient is 0: there is no direction to go.
     ZeroGradient,
+    /// An option is outside its domain. Setting one on the host is refused at once; this is for options that a device
+    /// reads from its own memory.
+    InvalidOption,
 }
 
 impl From<NoStep> for SkipReason {
@@ -77,6 +80,7 @@ impl From<NoStep> for SkipReason {
             NoStep::NonFiniteLoss => SkipReason::NonFiniteLoss,
             NoStep::NonFiniteGradient => SkipReason::NonFiniteGradient,
             NoStep::ZeroGradient => SkipReason::ZeroGradient,
+            NoStep::InvalidArgument => SkipReason::InvalidOption,
         }
     }
 }
@@ -88,6 +92,7 @@ impl std::fmt::Display for SkipReason {
             SkipReason::NonFiniteLoss => "the loss is not finite",
             SkipReason::NonFiniteGradient => "a gradient is not finite",
             SkipReason::ZeroGradient => "the gradient is zero",
+            SkipReason::InvalidOption => "an option is outside its domain",
         })
     }
 }

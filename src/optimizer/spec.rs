@@ -44,7 +44,10 @@ impl TensorSpec {
             return Ok(0);
         }
         self.shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size)).ok_or_else(|| {
-            Error::tensor(&self.name, format!("the product of its shape {:?} is too large for this machine", self.shape))
+            Error::tensor(
+                &self.name,
+                format!("the product of its shape {:?} is too large for this machine", self.shape),
+            )
         })
     }
 

@@ -59,7 +59,9 @@ impl Optimizer {
         for tensor in &self.tensors {
             let name = &tensor.spec.name;
             match &tensor.momentum {
-                Some(Momentum::F32(v)) => entries.push((format!("momentum.{name}"), Dtype::F32, v.len(), f32_bytes(v))),
+                Some(Momentum::F32(v)) => {
+                    entries.push((format!("momentum.{name}"), Dtype::F32, v.len(), f32_bytes(v)))
+                }
                 Some(Momentum::F64(v)) => {
                     let bytes = v.iter().flat_map(|x| x.to_le_bytes()).collect();
                     entries.push((format!("momentum.{name}"), Dtype::F64, v.len(), bytes));
@@ -101,9 +103,9 @@ impl Optimizer {
         let stored = SafeTensors::deserialize(bytes).map_err(damaged)?;
         let metadata = metadata.metadata().clone().unwrap_or_default();
         let entry = |key: &str| {
-            metadata
-                .get(key)
-                .ok_or_else(|| Error::State(format!("has no `{key}` in its metadata; it was not saved by this library")))
+            metadata.get(key).ok_or_else(|| {
+                Error::State(format!("has no `{key}` in its metadata; it was not saved by this library"))
+            })
         };
         if entry("format")? != FORMAT {
             return Err(Error::State(format!("has format `{}`, not `{FORMAT}`", entry("format")?)));
@@ -115,7 +117,9 @@ impl Optimizer {
             )));
         }
         let count = |key: &str| {
-            entry(key)?.parse::<u64>().map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
+            entry(key)?
+                .parse::<u64>()
+                .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
         };
         let (applied_steps, skipped_steps) = (count("applied_steps")?, count("skipped_steps")?);
         let identities: Vec<Identity> = serde_json::from_str(entry("tensors")?)
@@ -129,9 +133,9 @@ impl Optimizer {
             let momentum = values(&stored, &format!("momentum.{name}"), momentum_format, tensor.len)?;
             let master = values(&stored, &format!("master.{name}"), Dtype::F32, tensor.len)?;
             let momentum = momentum.map(|bytes| match momentum_format {
-                Dtype::F64 => Momentum::F64(
-                    bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect(),
-                ),
+                Dtype::F64 => {
+                    Momentum::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())
+                }
                 _ => Momentum::F32(f32_values(bytes)),
             });
             loaded.push((momentum, master.map(f32_values)));

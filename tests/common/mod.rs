@@ -16,12 +16,13 @@ pub enum Owned {
 }
 
 impl Owned {
+    /// Half formats by way of f32: `half` 2.7 truncates an f64 before it rounds, so that near ties come out wrong.
     pub fn from_f64(dtype: DType, values: &[f64]) -> Self {
         match dtype {
             DType::F32 => Owned::F32(values.iter().map(|&x| x as f32).collect()),
             DType::F64 => Owned::F64(values.to_vec()),
-            DType::F16 => Owned::F16(values.iter().map(|&x| f16::from_f64(x)).collect()),
-            DType::BF16 => Owned::BF16(values.iter().map(|&x| bf16::from_f64(x)).collect()),
+            DType::F16 => Owned::F16(values.iter().map(|&x| f16::from_f32(x as f32)).collect()),
+            DType::BF16 => Owned::BF16(values.iter().map(|&x| bf16::from_f32(x as f32)).collect()),
         }
     }
 

@@ -122,7 +122,9 @@ fn per_tensor<const N: usize>(
     }
     partial
         .iter()
-        .map(|chunks| std::array::from_fn(|n| tensor_sum(&chunks.iter().map(|sums| sums[n]).collect::<Vec<_>>())))
+        .map(|chunks| {
+            std::array::from_fn(|n| tensor_sum(&chunks.iter().map(|sums| sums[n]).collect::<Vec<_>>()))
+        })
         .collect()
 }
 

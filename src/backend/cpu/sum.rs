@@ -89,9 +89,7 @@ mod tests {
     fn naive_chunk(x: &[f32]) -> f64 {
         let at = |i: usize| x.get(i).map_or(0.0, |&v| f64::from(v) * f64::from(v));
         let column = |c: usize| ((at(c) + at(c + 1024)) + at(c + 2048)) + at(c + 3072);
-        let lane = |l: usize| {
-            (column(4 * l) + column(4 * l + 2)) + (column(4 * l + 1) + column(4 * l + 3))
-        };
+        let lane = |l: usize| (column(4 * l) + column(4 * l + 2)) + (column(4 * l + 1) + column(4 * l + 3));
         naive_tree(&(0..256).map(lane).collect::<Vec<_>>())
     }
 
