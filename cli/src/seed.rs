@@ -10,8 +10,8 @@ pub enum Purpose {
     Initialisation = 1,
     /// The order of the training examples.
     BatchOrder = 2,
-    /// The examples of one sample of the estimation.
-    SampleBatch = 3,
+    /// Parameters and examples of one sample of the estimation.
+    Sample = 3,
     /// What the classes of the generated data look like.
     Prototypes = 4,
 }

@@ -296,7 +296,7 @@ mod tests {
         let data = load(&folder).unwrap();
         assert_eq!((data.train.len(), data.validation.len()), (60_000, 10_000));
         // Known figures of the training pixels: mean 0.1307, deviation 0.3081 of full scale.
-        let (mean, deviation) = data.train.moments();
+        let (mean, deviation) = (data.pixel_mean, data.pixel_deviation);
         assert!((mean / 255.0 - 0.1307).abs() < 5e-5 && (deviation / 255.0 - 0.3081).abs() < 5e-5);
         assert_eq!(&data.train.labels()[..5], [5, 0, 4, 1, 9]);
     }

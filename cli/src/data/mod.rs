@@ -80,22 +80,35 @@ pub struct Dataset {
     pub train: Images,
     /// The part that the validation loss is taken on.
     pub validation: Images,
+    /// Mean over all pixels of the training part, in bytes.
+    pub pixel_mean: f64,
+    /// Their standard deviation.
+    pub pixel_deviation: f64,
     normalised: [f32; 256],
 }
 
 impl Dataset {
     /// Joins two parts.
     pub fn new(source: String, train: Images, validation: Images) -> Self {
-        let (mean, deviation) = train.moments();
+        let (pixel_mean, pixel_deviation) = train.moments();
         // Constant images carry nothing to scale by; they become zero instead of NaN.
-        let scale = if deviation > 0.0 { 1.0 / deviation } else { 0.0 };
-        let normalised = std::array::from_fn(|byte| ((byte as f64 - mean) * scale) as f32);
+        let scale = if pixel_deviation > 0.0 { 1.0 / pixel_deviation } else { 0.0 };
+        let normalised = std::array::from_fn(|byte| ((byte as f64 - pixel_mean) * scale) as f32);
         Dataset {
             source,
             train,
             validation,
+            pixel_mean,
+            pixel_deviation,
             normalised,
         }
+    }
+
+    /// Keeps the first images of each part.
+    pub fn truncate(mut self, train: usize, validation: usize) -> Self {
+        self.train.truncate(train);
+        self.validation.truncate(validation);
+        Dataset::new(self.source, self.train, self.validation)
     }
 
     /// The images at `indices` as a [`Batch`] of the element type `dtype`.

@@ -8,6 +8,7 @@ mod layers;
 mod mlp;
 
 use candle_core::{DType, Tensor, Var};
+use rand_chacha::ChaCha8Rng;
 
 use crate::error::CliError;
 use crate::seed::{Purpose, generator};
@@ -21,6 +22,15 @@ pub enum NetworkKind {
     Mlp,
     /// Two 5×5 convolutions of 16 and 32 channels and a linear layer, each with batch normalisation
     Cnn,
+}
+
+impl std::fmt::Display for NetworkKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            NetworkKind::Mlp => "mlp",
+            NetworkKind::Cnn => "cnn",
+        })
+    }
 }
 
 /// Which statistics batch normalisation uses.
@@ -80,12 +90,16 @@ impl Network {
 
     /// Draws all parameters anew and resets the running averages, in place.
     pub fn initialise(&self, seed: u64) -> Result<(), CliError> {
-        let mut rng = generator(seed, Purpose::Initialisation);
+        self.initialise_from(&mut generator(seed, Purpose::Initialisation))
+    }
+
+    /// The same from a generator.
+    pub fn initialise_from(&self, rng: &mut ChaCha8Rng) -> Result<(), CliError> {
         for parameter in &self.parameters {
-            parameter.init.fill(&parameter.var, &mut rng)?;
+            parameter.init.fill(&parameter.var, rng)?;
         }
         for buffer in &self.buffers {
-            Init::Constant(buffer.initial).fill(&buffer.var, &mut rng)?;
+            Init::Constant(buffer.initial).fill(&buffer.var, rng)?;
         }
         Ok(())
     }

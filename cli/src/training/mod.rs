@@ -99,6 +99,13 @@ pub struct Run {
     pub interrupted: bool,
 }
 
+impl Run {
+    /// Steps that changed nothing.
+    pub fn skipped_steps(&self) -> usize {
+        self.steps.iter().filter(|row| row.skipped.is_some()).count()
+    }
+}
+
 /// Trains `network`, as it stands, with `method`; after each epoch calls `on_epoch` with its row.
 pub fn train(
     network: &Network,

@@ -1,6 +1,7 @@
 //! Samples of loss and gradient norm at random initialisations of a network: what auto-fit asks for.
 
 use candle_core::backprop::GradStore;
+use rfdescent::estimation::{BatchSample, Sampler, SamplerError};
 
 use super::DTYPE;
 use crate::data::{Dataset, draw_batch};
@@ -35,19 +36,24 @@ impl<'a> NetworkSampler<'a> {
         NetworkSampler { network, data }
     }
 
-    /// (loss, ‖g‖²) of `batch_size` different images; the seed decides initialisation and images.
-    pub fn draw(&self, batch_size: u64, seed: u64) -> Result<(f64, f64), CliError> {
-        self.network.initialise(seed)?;
-        let mut rng = generator(seed, Purpose::SampleBatch);
+    fn draw(&self, batch_size: u64, seed: u64) -> Result<BatchSample, CliError> {
+        let mut rng = generator(seed, Purpose::Sample);
+        self.network.initialise_from(&mut rng)?;
         let indices = draw_batch(self.data.train.len(), batch_size as usize, &mut rng);
         let batch = self.data.batch(&self.data.train, &indices, DTYPE)?;
         let loss = self.network.training_loss(&batch)?;
         let gradients = host_gradients(self.network, &loss.backward()?)?;
-        let squares = gradients
-            .iter()
-            .flatten()
-            .map(|&g| f64::from(g) * f64::from(g))
-            .sum();
-        Ok((f64::from(loss.to_scalar::<f32>()?), squares))
+        let squares = gradients.iter().flatten().map(|&g| f64::from(g) * f64::from(g));
+        Ok(BatchSample { loss: f64::from(loss.to_scalar::<f32>()?), sq_grad_norm: squares.sum() })
+    }
+}
+
+impl Sampler for NetworkSampler<'_> {
+    fn dims(&self) -> u64 {
+        self.network.dims()
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> Result<BatchSample, SamplerError> {
+        self.draw(batch_size, seed).map_err(|error| error.to_string().into())
     }
 }
