@@ -218,12 +218,12 @@ proptest! {
                     let rounded = Owned::from_f64(values[k].dtype(), &held[k]);
                     prop_assert!(rounded.bits() == values[k].bits(), "tensor {k} is not its master weights rounded");
                 }
-                for i in 0..after.len() {
-                    let error = (held[k][i] - expected.value[i]).abs();
+                for (i, &value) in held[k].iter().enumerate() {
+                    let error = (value - expected.value[i]).abs();
                     prop_assert!(
                         error <= expected.slack[i],
                         "tensor {k} element {i}: {} expected {} error {error:e} slack {:e}",
-                        held[k][i], expected.value[i], expected.slack[i]
+                        value, expected.value[i], expected.slack[i]
                     );
                 }
                 velocity[k] = velocities[k].clone().unwrap_or_else(|| vec![0.0; after.len()]);

@@ -51,9 +51,6 @@ impl From<candle_core::Error> for CliError {
     fn from(error: candle_core::Error) -> Self {
         // candle appends a backtrace to some of its messages; the first line holds the reason.
         let text = error.to_string();
-        CliError::Data(format!(
-            "network arithmetic: {}",
-            text.lines().next().unwrap_or_default()
-        ))
+        CliError::Data(format!("network arithmetic: {}", text.lines().next().unwrap_or_default()))
     }
 }

@@ -28,9 +28,7 @@ impl OutputFolder {
         let written = fs::write(&probe, [0u8; 4096]);
         let _ = fs::remove_file(&probe);
         written.map_err(refuse)?;
-        Ok(OutputFolder {
-            path: path.to_path_buf(),
-        })
+        Ok(OutputFolder { path: path.to_path_buf() })
     }
 
     /// Where a file of that name lies.
@@ -108,10 +106,7 @@ mod tests {
     fn a_folder_below_a_file_is_refused_by_name() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = OutputFolder::create(&file.path().join("run")).unwrap_err();
-        assert!(
-            error.to_string().contains("run") && error.to_string().contains("--output"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("run") && error.to_string().contains("--output"), "{error}");
         assert_eq!(error.exit_code(), 1);
     }
 }

@@ -13,22 +13,14 @@ pub struct Progress {
 impl Progress {
     /// `quiet` switches every bar off.
     pub fn new(quiet: bool) -> Self {
-        Progress {
-            shown: !quiet && std::io::stderr().is_terminal(),
-        }
+        Progress { shown: !quiet && std::io::stderr().is_terminal() }
     }
 
     /// A bar of `length` units with a label before it and a changing message behind.
     pub fn bar(self, length: u64, label: &str) -> ProgressBar {
-        let target = if self.shown {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
+        let target = if self.shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let style = ProgressStyle::with_template("{prefix:24} {bar:32} {pos}/{len} {elapsed} {msg}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
-        ProgressBar::with_draw_target(Some(length), target)
-            .with_style(style)
-            .with_prefix(label.to_owned())
+        ProgressBar::with_draw_target(Some(length), target).with_style(style).with_prefix(label.to_owned())
     }
 }

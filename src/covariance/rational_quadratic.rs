@@ -4,9 +4,9 @@ use super::special::ln_1p_minus;
 use super::{Covariance, Profile};
 use crate::{Error, Result};
 
-/// Newton iterations for the step size's root. From the quadratic's root, five reach rounding for every β and every
-/// ratio of gradient to cost (tests/covariance_reference.rs measures it); the sixth is reserve.
-const NEWTON_ITERATIONS: usize = 6;
+/// Newton iterations for the step size's root. From the quadratic's root, four reach rounding for every β and every
+/// ratio of gradient to cost; three leave up to 8e-10 (tests/covariance_reference.rs measures it). The fifth is reserve.
+const NEWTON_ITERATIONS: usize = 5;
 
 /// Rational quadratic, C(h) = (1 + 2h/β)^(−β/2) with β > 0 (paper, Eq. "rational quadratic").
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -219,19 +219,24 @@ pub(super) fn generic_profile<C: Covariance + ?Sized>(covariance: &C, u: f64) ->
         drop: (c0 - c) / c0,
         kappa,
         ukappa_slope,
-        // Where D is small the difference has lost its digits; the integral of D' keeps those of ρ − (uκ)'.
-        unexplained: if direct > 0.01 { direct } else { integral(unexplained_slope_at, u).max(0.0) },
+        // At short distances, before C' has lost half of its height, the difference cancels; the integral of D' keeps the
+        // digits of ρ − (uκ)', and is smooth enough there for one panel.
+        unexplained: if kappa > 0.5 { integral(unexplained_slope_at, u) } else { direct }.max(0.0),
         unexplained_slope: unexplained_slope_at(u),
     }
 }
 
-/// ∫₀ᵘ f by Gauss–Legendre quadrature with 8 nodes, exact to degree 15.
+/// ∫₀ᵘ f by Gauss–Legendre quadrature with 16 nodes, exact to degree 31.
 fn integral(f: impl Fn(f64) -> f64, u: f64) -> f64 {
-    const NODES: [(f64, f64); 4] = [
-        (0.183_434_642_495_649_8, 0.362_683_783_378_362),
-        (0.525_532_409_916_329, 0.313_706_645_877_887_3),
-        (0.796_666_477_413_626_7, 0.222_381_034_453_374_48),
-        (0.960_289_856_497_536_3, 0.101_228_536_290_376_26),
+    const NODES: [(f64, f64); 8] = [
+        (0.09501250983763744, 0.1894506104550685),
+        (0.2816035507792589, 0.18260341504492358),
+        (0.45801677765722737, 0.16915651939500254),
+        (0.6178762444026438, 0.14959598881657674),
+        (0.755404408355003, 0.12462897125553388),
+        (0.8656312023878318, 0.09515851168249279),
+        (0.9445750230732326, 0.062253523938647894),
+        (0.9894009349916499, 0.027152459411754096),
     ];
     let half = u / 2.0;
     half * NODES.iter().map(|(x, weight)| weight * (f(half * (1.0 - x)) + f(half * (1.0 + x)))).sum::<f64>()

@@ -1,6 +1,23 @@
 //! From samples to the numbers a covariance model is made of.
+//!
+//! Samples (loss, ‖g‖², batch size) at random initialisations → [`SampleStatistics`] → [`fit`] → [`Fit`], whose
+//! [`moments`](Fit::moments) make a covariance model. Which batch sizes to sample: [`DesignProblem`]. All of it in a
+//! loop around a function of yours that evaluates a mini-batch: [`AutoFit`].
 
-/// Why samples do not determine a covariance.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EstimationError {}
+mod auto_fit;
+mod cache;
+mod design;
+mod diagnostics;
+mod error;
+mod fit;
+mod least_squares;
+mod samples;
+mod statistics;
+
+pub use auto_fit::{AutoFit, AutoFitted, BatchSample, Progress, Sampler, SamplerError};
+pub use design::{Design, DesignKind, DesignProblem};
+pub use diagnostics::Diagnostics;
+pub use error::EstimationError;
+pub use fit::{Fit, Unreliable, fit};
+pub use samples::read_samples;
+pub use statistics::{Sample, SampleStatistics};

@@ -114,7 +114,9 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     let mut interrupted = false;
     for seed in (0..args.seeds).map(|offset| args.seed.wrapping_add(offset)) {
         let folder = match &output {
-            Some(folder) if args.seeds > 1 => Some(OutputFolder::create(&folder.join(&format!("seed-{seed}")))?),
+            Some(folder) if args.seeds > 1 => {
+                Some(OutputFolder::create(&folder.join(&format!("seed-{seed}")))?)
+            }
             _ => None,
         };
         interrupted = command.run_seed(seed, folder.as_ref().or(output.as_ref()), &mut seeds)?;

@@ -18,11 +18,7 @@ impl Batches {
     /// Batches of `batch_size` out of `examples`, the same for the same seed.
     pub fn new(examples: usize, batch_size: usize, seed: u64) -> Self {
         let order = (0..examples as u32).collect();
-        Batches {
-            order,
-            batch_size,
-            rng: generator(seed, Purpose::BatchOrder),
-        }
+        Batches { order, batch_size, rng: generator(seed, Purpose::BatchOrder) }
     }
 
     /// How many complete batches an epoch has.
@@ -44,11 +40,7 @@ pub fn draw_batch(examples: usize, count: usize, rng: &mut ChaCha8Rng) -> Vec<u3
     let mut batch = Vec::with_capacity(count);
     for last in examples - count..examples {
         let candidate = rng.random_range(0..=last as u32);
-        let index = if chosen.insert(candidate) {
-            candidate
-        } else {
-            last as u32
-        };
+        let index = if chosen.insert(candidate) { candidate } else { last as u32 };
         chosen.insert(index);
         batch.push(index);
     }
@@ -70,14 +62,7 @@ mod tests {
         assert_eq!(sorted.len(), 9);
         let second: Vec<u32> = batches.epoch().flatten().copied().collect();
         assert_ne!(first, second);
-        assert_eq!(
-            first,
-            Batches::new(10, 3, 1)
-                .epoch()
-                .flatten()
-                .copied()
-                .collect::<Vec<_>>()
-        );
+        assert_eq!(first, Batches::new(10, 3, 1).epoch().flatten().copied().collect::<Vec<_>>());
     }
 
     #[test]

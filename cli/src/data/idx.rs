@@ -96,11 +96,7 @@ fn parse_labels(path: &Path, mut bytes: Vec<u8>) -> Result<Vec<u8>, CliError> {
     match bytes.iter().position(|&label| usize::from(label) >= CLASSES) {
         Some(row) => Err(CliError::file(
             path,
-            format!(
-                "label {row} (from 0) is {}; labels lie between 0 and {}",
-                bytes[row],
-                CLASSES - 1
-            ),
+            format!("label {row} (from 0) is {}; labels lie between 0 and {}", bytes[row], CLASSES - 1),
         )),
         None => Ok(bytes),
     }
@@ -109,19 +105,16 @@ fn parse_labels(path: &Path, mut bytes: Vec<u8>) -> Result<Vec<u8>, CliError> {
 /// The big-endian sizes behind the magic number.
 fn header<const N: usize>(path: &Path, bytes: &[u8], magic: u32, what: &str) -> Result<[usize; N], CliError> {
     let word = |i: usize| {
-        bytes
-            .get(4 * i..4 * i + 4)
-            .map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
-            .ok_or_else(|| {
-                CliError::file(
-                    path,
-                    format!(
-                        "truncated: {} bytes, the header alone has {}; get the file again",
-                        bytes.len(),
-                        4 + 4 * N
-                    ),
-                )
-            })
+        bytes.get(4 * i..4 * i + 4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]])).ok_or_else(|| {
+            CliError::file(
+                path,
+                format!(
+                    "truncated: {} bytes, the header alone has {}; get the file again",
+                    bytes.len(),
+                    4 + 4 * N
+                ),
+            )
+        })
     };
     let found = word(0)?;
     if found != magic {
@@ -151,10 +144,7 @@ fn check_length(path: &Path, found: u64, expected: u64) -> Result<(), CliError> 
         )),
         std::cmp::Ordering::Greater => Err(CliError::file(
             path,
-            format!(
-                "{} bytes more than the header promises; get the file again",
-                found - expected
-            ),
+            format!("{} bytes more than the header promises; get the file again", found - expected),
         )),
     }
 }
@@ -217,11 +207,7 @@ mod tests {
         fs::write(folder.path().join("train-images-idx3-ubyte.gz"), gzip(&images(3))).unwrap();
         fs::write(folder.path().join("train-labels-idx1-ubyte"), labels(&[1, 2, 3])).unwrap();
         fs::write(folder.path().join("t10k-images-idx3-ubyte"), images(3)).unwrap();
-        fs::write(
-            folder.path().join("t10k-labels-idx1-ubyte.gz"),
-            gzip(&labels(&[1, 2, 3])),
-        )
-        .unwrap();
+        fs::write(folder.path().join("t10k-labels-idx1-ubyte.gz"), gzip(&labels(&[1, 2, 3]))).unwrap();
         let data = load(folder.path()).unwrap();
         assert_eq!(data.train.len(), 3);
         assert_eq!(data.train.image(2), data.validation.image(2));
@@ -237,19 +223,13 @@ mod tests {
         let mut bytes = images(3);
         bytes.truncate(1000);
         let text = error_with("train-images-idx3-ubyte", Some(bytes));
-        assert!(
-            text.contains("truncated: 984 bytes") && text.contains("2352"),
-            "{text}"
-        );
+        assert!(text.contains("truncated: 984 bytes") && text.contains("2352"), "{text}");
 
         let text = error_with("train-images-idx3-ubyte", Some(vec![0, 0, 8]));
         assert!(text.contains("truncated: 3 bytes"), "{text}");
 
         let text = error_with("train-images-idx3-ubyte", Some(labels(&[1, 2, 3])));
-        assert!(
-            text.contains("0x00000801") && text.contains("0x00000803"),
-            "{text}"
-        );
+        assert!(text.contains("0x00000801") && text.contains("0x00000803"), "{text}");
 
         let text = error_with("train-labels-idx1-ubyte", Some(labels(&[1, 2])));
         assert!(text.contains("2 labels") && text.contains("3 images"), "{text}");

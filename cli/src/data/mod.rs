@@ -60,9 +60,9 @@ impl Images {
             .pixels
             .par_chunks(1 << 16)
             .map(|chunk| {
-                chunk.iter().fold((0u64, 0u64), |(s, q), &p| {
-                    (s + u64::from(p), q + u64::from(p) * u64::from(p))
-                })
+                chunk
+                    .iter()
+                    .fold((0u64, 0u64), |(s, q), &p| (s + u64::from(p), q + u64::from(p) * u64::from(p)))
             })
             .reduce(|| (0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         let count = self.pixels.len().max(1) as f64;
@@ -94,14 +94,7 @@ impl Dataset {
         // Constant images carry nothing to scale by; they become zero instead of NaN.
         let scale = if pixel_deviation > 0.0 { 1.0 / pixel_deviation } else { 0.0 };
         let normalised = std::array::from_fn(|byte| ((byte as f64 - pixel_mean) * scale) as f32);
-        Dataset {
-            source,
-            train,
-            validation,
-            pixel_mean,
-            pixel_deviation,
-            normalised,
-        }
+        Dataset { source, train, validation, pixel_mean, pixel_deviation, normalised }
     }
 
     /// Keeps the first images of each part.
@@ -116,18 +109,11 @@ impl Dataset {
         let mut pixels = Vec::with_capacity(indices.len() * PIXELS);
         let mut labels = Vec::with_capacity(indices.len());
         for &index in indices {
-            pixels.extend(
-                part.image(index as usize)
-                    .iter()
-                    .map(|&byte| self.normalised[usize::from(byte)]),
-            );
+            pixels.extend(part.image(index as usize).iter().map(|&byte| self.normalised[usize::from(byte)]));
             labels.push(u32::from(part.labels[index as usize]));
         }
         let images = Tensor::from_vec(pixels, (indices.len(), PIXELS), &Device::Cpu)?.to_dtype(dtype)?;
-        Ok(Batch {
-            images,
-            labels: Tensor::from_vec(labels, indices.len(), &Device::Cpu)?,
-        })
+        Ok(Batch { images, labels: Tensor::from_vec(labels, indices.len(), &Device::Cpu)? })
     }
 }
 
@@ -147,20 +133,14 @@ mod tests {
     #[test]
     fn training_pixels_have_mean_zero_and_deviation_one() {
         let pixels: Vec<u8> = (0..4 * PIXELS).map(|i| (i * i % 251) as u8).collect();
-        let data = Dataset::new(
-            "test".into(),
-            Images::new(pixels, vec![0, 1, 2, 3]),
-            Images::new(vec![], vec![]),
-        );
+        let data =
+            Dataset::new("test".into(), Images::new(pixels, vec![0, 1, 2, 3]), Images::new(vec![], vec![]));
         let batch = data.batch(&data.train, &[0, 1, 2, 3], DType::F64).unwrap();
         let values = batch.images.flatten_all().unwrap().to_vec1::<f64>().unwrap();
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let variance = values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64;
         // 256 table entries rounded to f32, relative 6e-8 each.
-        assert!(
-            mean.abs() < 1e-6 && (variance - 1.0).abs() < 1e-6,
-            "{mean} {variance}"
-        );
+        assert!(mean.abs() < 1e-6 && (variance - 1.0).abs() < 1e-6, "{mean} {variance}");
         assert_eq!(batch.labels.to_vec1::<u32>().unwrap(), [0, 1, 2, 3]);
     }
 }

@@ -44,15 +44,11 @@ pub fn generate(seed: u64, train: usize, validation: usize) -> Dataset {
         // Classes in turn: balanced to one image, and every prefix is balanced too.
         let labels: Vec<u8> = (0..count).map(|i| (i % CLASSES) as u8).collect();
         let mut pixels = vec![0u8; count * PIXELS];
-        pixels
-            .par_chunks_mut(PIXELS)
-            .zip(&labels)
-            .enumerate()
-            .for_each(|(i, (image, &label))| {
-                let mut rng = image_generator(seed, (first + i) as u64);
-                let choice = rng.random_range(0..PROTOTYPES_PER_CLASS);
-                draw(&prototypes[usize::from(label)][choice], &mut rng, image);
-            });
+        pixels.par_chunks_mut(PIXELS).zip(&labels).enumerate().for_each(|(i, (image, &label))| {
+            let mut rng = image_generator(seed, (first + i) as u64);
+            let choice = rng.random_range(0..PROTOTYPES_PER_CLASS);
+            draw(&prototypes[usize::from(label)][choice], &mut rng, image);
+        });
         Images::new(pixels, labels)
     };
     let source = format!("generated strokes (seed {seed})");
@@ -62,9 +58,7 @@ pub fn generate(seed: u64, train: usize, validation: usize) -> Dataset {
 fn prototypes(seed: u64) -> Vec<Vec<Vec<Stroke>>> {
     let mut rng = generator(seed, Purpose::Prototypes);
     let mut prototype = || (0..STROKES).map(|_| stroke(&mut rng)).collect();
-    (0..CLASSES)
-        .map(|_| (0..PROTOTYPES_PER_CLASS).map(|_| prototype()).collect())
-        .collect()
+    (0..CLASSES).map(|_| (0..PROTOTYPES_PER_CLASS).map(|_| prototype()).collect()).collect()
 }
 
 /// A Catmull–Rom curve through random points of the inner square, as a chain of short segments around (0, 0).
@@ -73,10 +67,7 @@ fn stroke(rng: &mut impl Rng) -> Stroke {
     while controls.len() < CONTROL_POINTS {
         let point = [rng.random_range(-9.0..9.0f32), rng.random_range(-9.0..9.0f32)];
         // Points too close to their predecessor would make a dot instead of a stroke.
-        if controls
-            .last()
-            .is_none_or(|last| distance_squared(*last, point) > 25.0)
-        {
+        if controls.last().is_none_or(|last| distance_squared(*last, point) > 25.0) {
             controls.push(point);
         }
     }
@@ -122,12 +113,7 @@ impl Warp {
             ],
             shift: [symmetric(MAX_SHIFT), symmetric(MAX_SHIFT)],
             bend: std::array::from_fn(|_| {
-                [
-                    symmetric(MAX_BEND),
-                    symmetric(0.35),
-                    symmetric(0.35),
-                    symmetric(std::f32::consts::PI),
-                ]
+                [symmetric(MAX_BEND), symmetric(0.35), symmetric(0.35), symmetric(std::f32::consts::PI)]
             }),
         }
     }
@@ -168,9 +154,7 @@ fn draw_segment(from: Point, to: Point, radius: f32, canvas: &mut [f32; PIXELS])
     let reach = radius + 1.0;
     let range = |k: usize| {
         let low = (from[k].min(to[k]) - reach).ceil().clamp(0.0, SIDE as f32);
-        let high = (from[k].max(to[k]) + reach)
-            .floor()
-            .clamp(-1.0, SIDE as f32 - 1.0);
+        let high = (from[k].max(to[k]) + reach).floor().clamp(-1.0, SIDE as f32 - 1.0);
         low as usize..(high + 1.0) as usize
     };
     let direction = [to[0] - from[0], to[1] - from[1]];
@@ -218,10 +202,7 @@ mod tests {
     fn classes_are_balanced() {
         let data = generate(1, 1000, 10);
         let mut counts = [0; CLASSES];
-        data.train
-            .labels()
-            .iter()
-            .for_each(|&l| counts[usize::from(l)] += 1);
+        data.train.labels().iter().for_each(|&l| counts[usize::from(l)] += 1);
         assert_eq!(counts, [100; CLASSES]);
     }
 
@@ -241,10 +222,7 @@ mod tests {
             let total: u32 = lit.iter().sum();
             let best = *lit.iter().max().unwrap();
             // Found with: precision and recall of the pixel for its favourite class both above 0.6 would be telling.
-            assert!(
-                best * 10 < 6 * 200 || best * 10 < 6 * total,
-                "pixel {pixel}: {lit:?}"
-            );
+            assert!(best * 10 < 6 * 200 || best * 10 < 6 * total, "pixel {pixel}: {lit:?}");
         }
     }
 }

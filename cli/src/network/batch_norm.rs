@@ -43,14 +43,7 @@ impl BatchNorm {
         follow(&self.running_mean, &mean, 1.0)?;
         follow(&self.running_var, &variance, unbiased)?;
         let inverse_deviation = variance.iter().map(|v| 1.0 / (v + EPSILON).sqrt()).collect();
-        x.apply_op3(
-            &self.weight,
-            &self.bias,
-            Normalise {
-                mean,
-                inverse_deviation,
-            },
-        )
+        x.apply_op3(&self.weight, &self.bias, Normalise { mean, inverse_deviation })
     }
 
     fn forward_evaluate(&self, x: &Tensor) -> Result<Tensor> {
@@ -115,16 +108,14 @@ fn sums<const N: usize>(
 /// The list of all `value(feature, index)`.
 fn map<T: Real>(count: usize, features: usize, value: impl Fn(usize, usize) -> T + Sync) -> Vec<T> {
     let mut out = vec![T::zero(); count];
-    out.par_chunks_mut(features * ROWS_PER_TASK)
-        .enumerate()
-        .for_each(|(task, rows)| {
-            let base = task * ROWS_PER_TASK * features;
-            for (row, values) in rows.chunks_exact_mut(features).enumerate() {
-                for (feature, out) in values.iter_mut().enumerate() {
-                    *out = value(feature, base + row * features + feature);
-                }
+    out.par_chunks_mut(features * ROWS_PER_TASK).enumerate().for_each(|(task, rows)| {
+        let base = task * ROWS_PER_TASK * features;
+        for (row, values) in rows.chunks_exact_mut(features).enumerate() {
+            for (feature, out) in values.iter_mut().enumerate() {
+                *out = value(feature, base + row * features + feature);
             }
-        });
+        }
+    });
     out
 }
 
@@ -155,19 +146,11 @@ struct Normalise {
 impl Normalise {
     fn forward<T: Real>(&self, x: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
         // One multiplication and one addition an element.
-        let scale: Vec<f64> = weight
-            .iter()
-            .zip(&self.inverse_deviation)
-            .map(|(&w, inverse)| w.into() * inverse)
-            .collect();
-        let shift: Vec<f64> = bias
-            .iter()
-            .zip(scale.iter().zip(&self.mean))
-            .map(|(&b, (s, m))| b.into() - s * m)
-            .collect();
-        map(x.len(), weight.len(), |feature, i| {
-            T::of(x[i].into() * scale[feature] + shift[feature])
-        })
+        let scale: Vec<f64> =
+            weight.iter().zip(&self.inverse_deviation).map(|(&w, inverse)| w.into() * inverse).collect();
+        let shift: Vec<f64> =
+            bias.iter().zip(scale.iter().zip(&self.mean)).map(|(&b, (s, m))| b.into() - s * m).collect();
+        map(x.len(), weight.len(), |feature, i| T::of(x[i].into() * scale[feature] + shift[feature]))
     }
 
     /// Gradients of x, weight and bias. With x̂ the normalised input and means over the feature's values:
@@ -272,9 +255,8 @@ mod tests {
 
     /// 150 rows: more than one task's share.
     fn input(features: usize) -> Tensor {
-        let values: Vec<f64> = (0..150 * features)
-            .map(|i| ((i * 7919 % 1009) as f64 / 100.0).sin() + i as f64 * 1e-4)
-            .collect();
+        let values: Vec<f64> =
+            (0..150 * features).map(|i| ((i * 7919 % 1009) as f64 / 100.0).sin() + i as f64 * 1e-4).collect();
         Tensor::from_vec(values, (150, features), &Device::Cpu).unwrap()
     }
 
@@ -293,9 +275,7 @@ mod tests {
         let (a, b) = (values::<f64>(a).unwrap(), values::<f64>(b).unwrap());
         assert_eq!(a.len(), b.len());
         // f64 sums of at most 210 terms of order one: far below 1e-11.
-        a.iter()
-            .zip(&b)
-            .for_each(|(x, y)| assert!((x - y).abs() < 1e-11, "{x} {y}"));
+        a.iter().zip(&b).for_each(|(x, y)| assert!((x - y).abs() < 1e-11, "{x} {y}"));
     }
 
     #[test]
@@ -307,18 +287,8 @@ mod tests {
         let ours = norm.forward(&x, Mode::Train).unwrap();
         let reference = naive(&x, &norm.weight, &norm.bias);
         assert_close(&ours, &reference);
-        let ours = (ours.sqr().unwrap() * &factors)
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .backward()
-            .unwrap();
-        let reference = (reference.sqr().unwrap() * &factors)
-            .unwrap()
-            .sum_all()
-            .unwrap()
-            .backward()
-            .unwrap();
+        let ours = (ours.sqr().unwrap() * &factors).unwrap().sum_all().unwrap().backward().unwrap();
+        let reference = (reference.sqr().unwrap() * &factors).unwrap().sum_all().unwrap().backward().unwrap();
         for var in [&x, &norm.weight, &norm.bias] {
             let (a, b) = (ours.get(var).unwrap(), reference.get(var).unwrap());
             let size = values::<f64>(b).unwrap().iter().fold(1f64, |m, v| m.max(v.abs()));
@@ -342,21 +312,11 @@ mod tests {
     #[test]
     fn evaluation_uses_the_running_averages() {
         let norm = layer(2, &[2.0, 3.0], &[0.5, -0.5]);
-        norm.running_mean
-            .set(&Tensor::new(&[1.0, -1.0], &Device::Cpu).unwrap())
-            .unwrap();
-        norm.running_var
-            .set(&Tensor::new(&[4.0, 9.0], &Device::Cpu).unwrap())
-            .unwrap();
+        norm.running_mean.set(&Tensor::new(&[1.0, -1.0], &Device::Cpu).unwrap()).unwrap();
+        norm.running_var.set(&Tensor::new(&[4.0, 9.0], &Device::Cpu).unwrap()).unwrap();
         let x = Tensor::new(&[[3.0, 2.0]], &Device::Cpu).unwrap();
         let y = values::<f64>(&norm.forward(&x, Mode::Evaluate).unwrap()).unwrap();
-        let expected = [
-            2.0 * 2.0 / (4.0f64 + 1e-5).sqrt() + 0.5,
-            3.0 * 3.0 / (9.0f64 + 1e-5).sqrt() - 0.5,
-        ];
-        assert!(
-            (y[0] - expected[0]).abs() < 1e-12 && (y[1] - expected[1]).abs() < 1e-12,
-            "{y:?}"
-        );
+        let expected = [2.0 * 2.0 / (4.0f64 + 1e-5).sqrt() + 0.5, 3.0 * 3.0 / (9.0f64 + 1e-5).sqrt() - 0.5];
+        assert!((y[0] - expected[0]).abs() < 1e-12 && (y[1] - expected[1]).abs() < 1e-12, "{y:?}");
     }
 }

@@ -13,22 +13,13 @@ use super::batch_norm::{slice, values};
 /// All `size`×`size` patches of a batch of images, one a row: (batch·rows·columns) × (size·size·channels).
 pub fn patches(images: &Tensor, size: usize) -> Result<Tensor> {
     let (_, rows, columns, channels) = images.dims4()?;
-    images.contiguous()?.apply_op1(Patches {
-        rows,
-        columns,
-        channels,
-        size,
-    })
+    images.contiguous()?.apply_op1(Patches { rows, columns, channels, size })
 }
 
 /// The maximum of each 2×2 window, channel by channel.
 pub fn max_pool(images: &Tensor) -> Result<Tensor> {
     let (_, rows, columns, channels) = images.dims4()?;
-    images.contiguous()?.apply_op1(MaxPool {
-        rows,
-        columns,
-        channels,
-    })
+    images.contiguous()?.apply_op1(MaxPool { rows, columns, channels })
 }
 
 struct Patches {
@@ -71,27 +62,25 @@ impl Patches {
     fn forward<T: WithDType>(&self, images: &[T]) -> Vec<T> {
         let run = self.size * self.channels;
         let mut out = vec![T::zero(); images.len() / self.image() * self.output()];
-        out.par_chunks_mut(self.output())
-            .zip(images.par_chunks(self.image()))
-            .for_each(|(out, image)| {
-                self.runs(|from, to| out[to..to + run].copy_from_slice(&image[from..from + run]));
-            });
+        out.par_chunks_mut(self.output()).zip(images.par_chunks(self.image())).for_each(|(out, image)| {
+            self.runs(|from, to| out[to..to + run].copy_from_slice(&image[from..from + run]));
+        });
         out
     }
 
     fn backward<T: WithDType>(&self, gradient: &[T]) -> Vec<T> {
         let run = self.size * self.channels;
         let mut out = vec![T::zero(); gradient.len() / self.output() * self.image()];
-        out.par_chunks_mut(self.image())
-            .zip(gradient.par_chunks(self.output()))
-            .for_each(|(image, gradient)| {
+        out.par_chunks_mut(self.image()).zip(gradient.par_chunks(self.output())).for_each(
+            |(image, gradient)| {
                 self.runs(|to, from| {
                     image[to..to + run]
                         .iter_mut()
                         .zip(&gradient[from..from + run])
                         .for_each(|(sum, &g)| *sum += g);
                 });
-            });
+            },
+        );
         out
     }
 }
@@ -139,36 +128,23 @@ impl MaxPool {
         let corner = (2 * row * self.columns + 2 * column) * self.channels + channel;
         let below = corner + self.columns * self.channels;
         let candidates = [corner + self.channels, below, below + self.channels];
-        candidates
-            .into_iter()
-            .fold(corner, |best, at| if image[at] > image[best] { at } else { best })
+        candidates.into_iter().fold(corner, |best, at| if image[at] > image[best] { at } else { best })
     }
 
     fn forward<T: WithDType>(&self, images: &[T]) -> Vec<T> {
         let mut out = vec![T::zero(); images.len() / 4];
-        out.par_chunks_mut(self.image() / 4)
-            .zip(images.par_chunks(self.image()))
-            .for_each(|(out, image)| {
-                out.iter_mut()
-                    .enumerate()
-                    .for_each(|(i, out)| *out = image[self.largest(image, i)]);
-            });
+        out.par_chunks_mut(self.image() / 4).zip(images.par_chunks(self.image())).for_each(|(out, image)| {
+            out.iter_mut().enumerate().for_each(|(i, out)| *out = image[self.largest(image, i)]);
+        });
         out
     }
 
     fn backward<T: WithDType>(&self, images: &[T], gradient: &[T]) -> Vec<T> {
         let mut out = vec![T::zero(); images.len()];
         out.par_chunks_mut(self.image())
-            .zip(
-                images
-                    .par_chunks(self.image())
-                    .zip(gradient.par_chunks(self.image() / 4)),
-            )
+            .zip(images.par_chunks(self.image()).zip(gradient.par_chunks(self.image() / 4)))
             .for_each(|(out, (image, gradient))| {
-                gradient
-                    .iter()
-                    .enumerate()
-                    .for_each(|(i, &g)| out[self.largest(image, i)] = g);
+                gradient.iter().enumerate().for_each(|(i, &g)| out[self.largest(image, i)] = g);
             });
         out
     }
@@ -181,11 +157,7 @@ impl CustomOp1 for MaxPool {
 
     fn cpu_fwd(&self, images: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         if self.rows % 2 != 0 || self.columns % 2 != 0 {
-            candle_core::bail!(
-                "pooling {}×{} images by two leaves a remainder",
-                self.rows,
-                self.columns
-            );
+            candle_core::bail!("pooling {}×{} images by two leaves a remainder", self.rows, self.columns);
         }
         let batch = layout.shape().elem_count() / self.image();
         let shape = Shape::from((batch, self.rows / 2, self.columns / 2, self.channels));
@@ -218,31 +190,17 @@ mod tests {
     #[test]
     fn a_linear_layer_over_patches_is_a_convolution() {
         let (batch, channels, outputs, size) = (2, 3, 4, 3);
-        let data: Vec<f64> = (0..batch * 6 * 5 * channels)
-            .map(|i| (i as f64 * 0.7).sin())
-            .collect();
+        let data: Vec<f64> = (0..batch * 6 * 5 * channels).map(|i| (i as f64 * 0.7).sin()).collect();
         let images = Tensor::from_vec(data, (batch, 6, 5, channels), &Device::Cpu).unwrap();
-        let data: Vec<f64> = (0..outputs * size * size * channels)
-            .map(|i| (i as f64 * 1.3).cos())
-            .collect();
+        let data: Vec<f64> = (0..outputs * size * size * channels).map(|i| (i as f64 * 1.3).cos()).collect();
         let weight = Tensor::from_vec(data, (outputs, size, size, channels), &Device::Cpu).unwrap();
 
         let flat = weight.flatten_from(1).unwrap();
-        let ours = patches(&images, size)
-            .unwrap()
-            .matmul(&flat.t().unwrap())
-            .unwrap();
+        let ours = patches(&images, size).unwrap().matmul(&flat.t().unwrap()).unwrap();
         let ours = ours.reshape((batch, 4, 3, outputs)).unwrap();
         let channels_first = |t: &Tensor| t.permute((0, 3, 1, 2)).unwrap().contiguous().unwrap();
-        let reference = channels_first(&images)
-            .conv2d(&channels_first(&weight), 0, 1, 1, 1)
-            .unwrap();
-        let difference = (channels_first(&ours) - reference)
-            .unwrap()
-            .abs()
-            .unwrap()
-            .flatten_all()
-            .unwrap();
+        let reference = channels_first(&images).conv2d(&channels_first(&weight), 0, 1, 1, 1).unwrap();
+        let difference = (channels_first(&ours) - reference).unwrap().abs().unwrap().flatten_all().unwrap();
         // 27 products of order one in f64.
         assert!(difference.max(0).unwrap().to_scalar::<f64>().unwrap() < 1e-13);
     }
@@ -250,19 +208,14 @@ mod tests {
     #[test]
     fn pooling_takes_the_maximum_and_sends_the_whole_gradient_there() {
         // Two channels; the second is the negative of the first.
-        let image: Vec<f64> = [1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 1.0]
-            .iter()
-            .flat_map(|&v| [v, -v])
-            .collect();
+        let image: Vec<f64> =
+            [1.0, 5.0, 2.0, 2.0, 3.0, 4.0, 2.0, 1.0].iter().flat_map(|&v| [v, -v]).collect();
         let image = Tensor::from_vec(image, (1, 2, 4, 2), &Device::Cpu).unwrap();
         let image = candle_core::Var::from_tensor(&image).unwrap();
         let pooled = max_pool(&image).unwrap();
         assert_eq!(values::<f64>(&pooled).unwrap(), [5.0, -1.0, 2.0, -1.0]);
         let factors = Tensor::new(&[10.0, 20.0, 30.0, 40.0], &Device::Cpu).unwrap();
-        let sum = (pooled.flatten_all().unwrap() * factors)
-            .unwrap()
-            .sum_all()
-            .unwrap();
+        let sum = (pooled.flatten_all().unwrap() * factors).unwrap().sum_all().unwrap();
         let gradient = values::<f64>(sum.backward().unwrap().get(&image).unwrap()).unwrap();
         let channel = |c: usize| gradient.iter().skip(c).step_by(2).copied().collect::<Vec<_>>();
         assert_eq!(channel(0), [0.0, 10.0, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0]);

@@ -22,17 +22,11 @@ impl Init {
         let values: Vec<f32> = match self {
             Init::Uniform { fan_in } => {
                 let bound = 1.0 / (fan_in as f32).sqrt();
-                (0..var.elem_count())
-                    .map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound)
-                    .collect()
+                (0..var.elem_count()).map(|_| (2.0 * rng.random::<f32>() - 1.0) * bound).collect()
             }
             Init::Constant(value) => vec![value; var.elem_count()],
         };
         let values = Tensor::from_vec(values, var.shape(), &Device::Cpu)?;
-        var.set(&if var.dtype() == DType::F32 {
-            values
-        } else {
-            values.to_dtype(var.dtype())?
-        })
+        var.set(&if var.dtype() == DType::F32 { values } else { values.to_dtype(var.dtype())? })
     }
 }

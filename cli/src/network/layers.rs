@@ -15,30 +15,18 @@ pub struct Builder {
 
 impl Builder {
     pub fn new(dtype: DType) -> Self {
-        Builder {
-            dtype,
-            parameters: Vec::new(),
-            buffers: Vec::new(),
-        }
+        Builder { dtype, parameters: Vec::new(), buffers: Vec::new() }
     }
 
     pub fn parameter(&mut self, name: String, shape: &[usize], init: Init) -> Result<Var> {
         let var = Var::zeros(shape, self.dtype, &Device::Cpu)?;
-        self.parameters.push(Parameter {
-            name,
-            var: var.clone(),
-            init,
-        });
+        self.parameters.push(Parameter { name, var: var.clone(), init });
         Ok(var)
     }
 
     pub fn buffer(&mut self, name: String, shape: &[usize], initial: f32) -> Result<Var> {
         let var = Var::zeros(shape, self.dtype, &Device::Cpu)?;
-        self.buffers.push(Buffer {
-            name,
-            var: var.clone(),
-            initial,
-        });
+        self.buffers.push(Buffer { name, var: var.clone(), initial });
         Ok(var)
     }
 
@@ -60,11 +48,7 @@ impl Builder {
     }
 
     pub fn finish(self, forward: Box<dyn Forward>) -> Network {
-        Network {
-            parameters: self.parameters,
-            buffers: self.buffers,
-            forward,
-        }
+        Network { parameters: self.parameters, buffers: self.buffers, forward }
     }
 }
 

@@ -127,14 +127,8 @@ impl Network {
 
     /// Every tensor needed to use the network, parameters and running averages, by name.
     pub fn tensors(&self) -> std::collections::HashMap<String, Tensor> {
-        let parameters = self
-            .parameters
-            .iter()
-            .map(|p| (p.name.clone(), p.var.as_tensor().clone()));
-        let buffers = self
-            .buffers
-            .iter()
-            .map(|b| (b.name.clone(), b.var.as_tensor().clone()));
+        let parameters = self.parameters.iter().map(|p| (p.name.clone(), p.var.as_tensor().clone()));
+        let buffers = self.buffers.iter().map(|b| (b.name.clone(), b.var.as_tensor().clone()));
         parameters.chain(buffers).collect()
     }
 }

@@ -6,15 +6,10 @@ use super::*;
 use crate::data::{Batch, PIXELS};
 
 fn batch(examples: usize, pixels: usize, dtype: DType) -> Batch {
-    let values: Vec<f64> = (0..examples * pixels)
-        .map(|i| ((i * 7919 % 1013) as f64 * 0.37).sin())
-        .collect();
+    let values: Vec<f64> = (0..examples * pixels).map(|i| ((i * 7919 % 1013) as f64 * 0.37).sin()).collect();
     let labels: Vec<u32> = (0..examples as u32).map(|i| i % 10).collect();
     Batch {
-        images: Tensor::from_vec(values, (examples, pixels), &Device::Cpu)
-            .unwrap()
-            .to_dtype(dtype)
-            .unwrap(),
+        images: Tensor::from_vec(values, (examples, pixels), &Device::Cpu).unwrap().to_dtype(dtype).unwrap(),
         labels: Tensor::from_vec(labels, examples, &Device::Cpu).unwrap(),
     }
 }
@@ -32,13 +27,8 @@ fn check_gradients(network: &Network, batch: &Batch) {
     let gradients = network.training_loss(batch).unwrap().backward().unwrap();
     let loss = || network.training_loss(batch).unwrap().to_scalar::<f64>().unwrap();
     for parameter in network.parameters() {
-        let gradient = gradients
-            .get(&parameter.var)
-            .unwrap()
-            .flatten_all()
-            .unwrap()
-            .to_vec1::<f64>()
-            .unwrap();
+        let gradient =
+            gradients.get(&parameter.var).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap();
         let values = parameter.var.flatten_all().unwrap().to_vec1::<f64>().unwrap();
         let set = |values: &[f64]| {
             let tensor = Tensor::from_slice(values, parameter.var.shape(), &Device::Cpu).unwrap();
@@ -96,10 +86,7 @@ fn parameters_have_the_documented_order_and_number() {
         "norm3.bias",
     ];
     assert_eq!(names, expected);
-    assert_eq!(
-        mlp.dims(),
-        784 * 512 + 512 * 256 + 256 * 10 + 3 * (512 + 256 + 10)
-    );
+    assert_eq!(mlp.dims(), 784 * 512 + 512 * 256 + 256 * 10 + 3 * (512 + 256 + 10));
     let cnn = Network::new(NetworkKind::Cnn, DType::F32, 0).unwrap();
     assert_eq!(cnn.dims(), (25 + 3) * 16 + (16 * 25 + 3) * 32 + (512 + 3) * 10);
     assert_eq!(cnn.tensors().len(), cnn.parameters().len() + 6);
@@ -108,12 +95,7 @@ fn parameters_have_the_documented_order_and_number() {
 #[test]
 fn initial_weights_are_uniform_on_the_bound_of_pytorch() {
     let network = Network::new(NetworkKind::Mlp, DType::F32, 5).unwrap();
-    let weights = network.parameters()[0]
-        .var
-        .flatten_all()
-        .unwrap()
-        .to_vec1::<f32>()
-        .unwrap();
+    let weights = network.parameters()[0].var.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let bound = 1.0 / 784f64.sqrt();
     let count = weights.len() as f64;
     let mean = weights.iter().map(|&w| f64::from(w)).sum::<f64>() / count;
@@ -129,21 +111,14 @@ fn initial_weights_are_uniform_on_the_bound_of_pytorch() {
 fn initialising_in_place_restores_everything_the_seed_decides() {
     let network = Network::new(NetworkKind::Mlp, DType::F32, 5).unwrap();
     let snapshot = |n: &Network| {
-        let mut all: Vec<(String, Vec<f32>)> = n
-            .tensors()
-            .into_iter()
-            .map(|(k, t)| (k, t.flatten_all().unwrap().to_vec1().unwrap()))
-            .collect();
+        let mut all: Vec<(String, Vec<f32>)> =
+            n.tensors().into_iter().map(|(k, t)| (k, t.flatten_all().unwrap().to_vec1().unwrap())).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     };
     let before = snapshot(&network);
     network.training_loss(&batch(16, PIXELS, DType::F32)).unwrap();
-    assert_ne!(
-        before,
-        snapshot(&network),
-        "training mode moves the running averages"
-    );
+    assert_ne!(before, snapshot(&network), "training mode moves the running averages");
     network.initialise(6).unwrap();
     assert_ne!(before, snapshot(&network));
     network.initialise(5).unwrap();

@@ -18,10 +18,7 @@ pub struct Setting {
 }
 
 const fn setting(method: &'static str, learning_rate: f64) -> Setting {
-    Setting {
-        method,
-        learning_rate,
-    }
+    Setting { method, learning_rate }
 }
 
 /// Everything that is tried.
@@ -50,13 +47,7 @@ impl Baseline {
         Ok(if setting.method == "SGD" {
             Baseline::Sgd(SGD::new(vars, lr)?)
         } else {
-            let params = ParamsAdamW {
-                lr,
-                beta1: 0.9,
-                beta2: 0.999,
-                eps: 1e-8,
-                weight_decay: 0.0,
-            };
+            let params = ParamsAdamW { lr, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
             Baseline::Adam(AdamW::new(vars, params)?)
         })
     }

@@ -29,16 +29,9 @@ pub fn evaluate(network: &Network, data: &Dataset) -> Result<Validation, CliErro
         let logits = network.forward(&batch.images, Mode::Evaluate)?.detach();
         let mean = candle_nn::loss::cross_entropy(&logits, &batch.labels)?.to_dtype(DType::F64)?;
         loss += mean.to_scalar::<f64>()? * indices.len() as f64;
-        let hits = logits
-            .argmax(1)?
-            .eq(&batch.labels)?
-            .to_dtype(DType::F64)?
-            .sum_all()?;
+        let hits = logits.argmax(1)?.eq(&batch.labels)?.to_dtype(DType::F64)?.sum_all()?;
         right += hits.to_scalar::<f64>()?;
     }
     let count = images.len() as f64;
-    Ok(Validation {
-        loss: loss / count,
-        accuracy: right / count,
-    })
+    Ok(Validation { loss: loss / count, accuracy: right / count })
 }

@@ -131,13 +131,16 @@ pub fn fit(
 
 fn explain(error: Error, options: &FitOptions) -> CliError {
     match (&error, &options.cache) {
-        (Error::Estimation(EstimationError::Interrupted { .. }), Some(cache)) => CliError::Interrupted(format!(
-            "auto-fit stopped by Ctrl-C; every sample drawn is in {0}: the same command, or --samples {0}, goes on from \
+        (Error::Estimation(EstimationError::Interrupted { .. }), Some(cache)) => {
+            CliError::Interrupted(format!(
+                "auto-fit stopped by Ctrl-C; every sample drawn is in {0}: the same command, or --samples {0}, goes on from \
              there",
-            cache.display()
-        )),
+                cache.display()
+            ))
+        }
         (Error::Estimation(EstimationError::Interrupted { .. }), None) => CliError::Interrupted(
-            "auto-fit stopped by Ctrl-C; its samples are lost (--samples FILE or --output DIR keeps them)".into(),
+            "auto-fit stopped by Ctrl-C; its samples are lost (--samples FILE or --output DIR keeps them)"
+                .into(),
         ),
         _ => error.into(),
     }
@@ -173,8 +176,9 @@ impl Origin {
                     cache.display()
                 )));
             };
-            let origin: Origin = serde_json::from_str(&text)
-                .map_err(|e| CliError::file(&note, format!("not what this program wrote ({e}); remove it")))?;
+            let origin: Origin = serde_json::from_str(&text).map_err(|e| {
+                CliError::file(&note, format!("not what this program wrote ({e}); remove it"))
+            })?;
             if origin != *self {
                 return Err(CliError::file(
                     cache,

@@ -129,11 +129,7 @@ pub fn train(
             let gradients = loss.backward()?;
             let loss = f64::from(loss.to_scalar::<f32>()?);
             let taken = method.step(loss, &gradients)?;
-            skipped_in_a_row = if taken.skipped.is_some() {
-                skipped_in_a_row + 1
-            } else {
-                0
-            };
+            skipped_in_a_row = if taken.skipped.is_some() { skipped_in_a_row + 1 } else { 0 };
             run.steps.push(StepRow {
                 step: run.steps.len() + 1,
                 epoch,
@@ -152,11 +148,7 @@ pub fn train(
             }
             // Skipped steps change nothing, so once every batch has been skipped the rest will be too.
             if skipped_in_a_row >= per_epoch {
-                let reason = run
-                    .steps
-                    .last()
-                    .and_then(|row| row.skipped.as_deref())
-                    .unwrap_or_default();
+                let reason = run.steps.last().and_then(|row| row.skipped.as_deref()).unwrap_or_default();
                 return Err(CliError::Data(format!(
                     "training stopped at step {} of epoch {epoch}: the last {skipped_in_a_row} steps were all skipped \
                      ({reason}); check the data, or fit the covariance anew without --samples",
@@ -165,12 +157,7 @@ pub fn train(
             }
         }
         let validation = evaluate::evaluate(network, data)?;
-        let row = summarise(
-            &run.steps[first..],
-            epoch,
-            validation,
-            started.elapsed().as_secs_f64(),
-        );
+        let row = summarise(&run.steps[first..], epoch, validation, started.elapsed().as_secs_f64());
         on_epoch(&row);
         run.epochs.push(row);
     }

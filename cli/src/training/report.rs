@@ -78,7 +78,9 @@ pub fn summarise(seeds: &[SeedReport]) -> Vec<Summary> {
             Summary {
                 method: method.method,
                 learning_rate: method.learning_rate,
-                validation_loss: (0..method.epochs.len()).map(|e| mean(e, |row| row.validation_loss)).collect(),
+                validation_loss: (0..method.epochs.len())
+                    .map(|e| mean(e, |row| row.validation_loss))
+                    .collect(),
                 accuracy: (0..method.epochs.len()).map(|e| mean(e, |row| row.accuracy)).collect(),
             }
         })
@@ -132,7 +134,14 @@ impl Printer {
     pub fn epoch_header(self) {
         self.line(format!(
             "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>8} {:>7}",
-            "epoch", "train loss", "validation loss", "accuracy", "step size", "learning rate", "skipped", "time"
+            "epoch",
+            "train loss",
+            "validation loss",
+            "accuracy",
+            "step size",
+            "learning rate",
+            "skipped",
+            "time"
         ));
     }
 
@@ -192,12 +201,22 @@ mod tests {
     use super::*;
 
     fn summary(method: &'static str, rate: f64, loss: f64) -> Summary {
-        Summary { method, learning_rate: Some(rate), validation_loss: vec![1.0, loss], accuracy: vec![0.5, 0.5] }
+        Summary {
+            method,
+            learning_rate: Some(rate),
+            validation_loss: vec![1.0, loss],
+            accuracy: vec![0.5, 0.5],
+        }
     }
 
     #[test]
     fn the_best_setting_is_that_of_the_last_epoch_and_never_a_diverged_one() {
-        let all = [summary("SGD", 1.0, f64::NAN), summary("SGD", 0.3, 0.2), summary("SGD", 0.1, 0.3), summary("Adam", 0.1, 0.1)];
+        let all = [
+            summary("SGD", 1.0, f64::NAN),
+            summary("SGD", 0.3, 0.2),
+            summary("SGD", 0.1, 0.3),
+            summary("Adam", 0.1, 0.1),
+        ];
         assert_eq!(best(&all, "SGD").unwrap().learning_rate, Some(0.3));
         assert!(best(&all[..1], "SGD").is_none());
     }

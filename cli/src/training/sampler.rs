@@ -16,10 +16,7 @@ pub fn host_gradients(network: &Network, gradients: &GradStore) -> Result<Vec<Ve
         .iter()
         .map(|parameter| match gradients.get(&parameter.var) {
             Some(gradient) => Ok(gradient.flatten_all()?.to_vec1::<f32>()?),
-            None => Err(CliError::Data(format!(
-                "parameter `{}` has no gradient",
-                parameter.name
-            ))),
+            None => Err(CliError::Data(format!("parameter `{}` has no gradient", parameter.name))),
         })
         .collect()
 }

@@ -18,18 +18,22 @@ pub(super) trait Compute:
 }
 
 impl Compute for f32 {
+    #[inline(always)]
     fn from_f64(x: f64) -> Self {
         (x as f32).clamp(-f32::MAX, f32::MAX)
     }
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
 }
 
 impl Compute for f64 {
+    #[inline(always)]
     fn from_f64(x: f64) -> Self {
         x.clamp(-f64::MAX, f64::MAX)
     }
+    #[inline(always)]
     fn to_f64(self) -> f64 {
         self
     }
@@ -62,11 +66,13 @@ pub(super) trait Parameter: Store<Self::State> + Store<f64> {
 macro_rules! same_format {
     ($t:ty) => {
         impl Load<$t> for $t {
+            #[inline(always)]
             fn load<'a>(values: &'a [$t], _: &'a mut [$t]) -> &'a [$t] {
                 values
             }
         }
         impl Store<$t> for $t {
+            #[inline(always)]
             fn modify(
                 values: &mut [$t],
                 _: &mut [$t],
@@ -82,6 +88,7 @@ same_format!(f32);
 same_format!(f64);
 
 impl Load<f64> for f32 {
+    #[inline(always)]
     fn load<'a>(values: &'a [f32], buffer: &'a mut [f64]) -> &'a [f64] {
         let buffer = &mut buffer[..values.len()];
         for (wide, &value) in buffer.iter_mut().zip(values) {
@@ -92,6 +99,7 @@ impl Load<f64> for f32 {
 }
 
 impl Store<f64> for f32 {
+    #[inline(always)]
     fn modify(
         values: &mut [f32],
         buffer: &mut [f64],
@@ -108,15 +116,17 @@ impl Store<f64> for f32 {
 }
 
 macro_rules! half_format {
-    ($t:ty, $stochastic:ident) => {
+    ($t:ty, $widen:ident, $narrow:ident, $stochastic:ident) => {
         impl Load<f32> for $t {
+            #[inline(always)]
             fn load<'a>(values: &'a [$t], buffer: &'a mut [f32]) -> &'a [f32] {
                 let buffer = &mut buffer[..values.len()];
-                values.convert_to_f32_slice(buffer);
+                $widen(values, buffer);
                 buffer
             }
         }
         impl Load<f64> for $t {
+            #[inline(always)]
             fn load<'a>(values: &'a [$t], buffer: &'a mut [f64]) -> &'a [f64] {
                 let buffer = &mut buffer[..values.len()];
                 for (wide, &value) in buffer.iter_mut().zip(values) {
@@ -126,6 +136,7 @@ macro_rules! half_format {
             }
         }
         impl Store<f32> for $t {
+            #[inline(always)]
             fn modify(
                 values: &mut [$t],
                 buffer: &mut [f32],
@@ -136,13 +147,14 @@ macro_rules! half_format {
                 <$t as Load<f32>>::load(values, buffer);
                 change(buffer);
                 match bits {
-                    None => values.convert_from_f32_slice(buffer),
+                    None => $narrow(buffer, values),
                     Some(bits) => bits.$stochastic(buffer, values),
                 }
             }
         }
         impl Store<f64> for $t {
             // Through f32, as on a GPU, where only f32 converts to half formats in hardware.
+            #[inline(always)]
             fn modify(
                 values: &mut [$t],
                 buffer: &mut [f64],
@@ -158,7 +170,7 @@ macro_rules! half_format {
                     *narrow = wide as f32;
                 }
                 match bits {
-                    None => values.convert_from_f32_slice(single),
+                    None => $narrow(single, values),
                     Some(bits) => bits.$stochastic(single, values),
                 }
             }
@@ -168,8 +180,8 @@ macro_rules! half_format {
         }
     };
 }
-half_format!(f16, round_f16);
-half_format!(bf16, round_bf16);
+half_format!(f16, widen_f16, narrow_f16, round_f16);
+half_format!(bf16, widen_bf16, narrow_bf16, round_bf16);
 
 impl Parameter for f32 {
     type State = f32;
@@ -179,6 +191,38 @@ impl Parameter for f64 {
     type State = f64;
 }
 
+/// `half` converts f16 by the processor's own instructions where it has them.
+#[inline(always)]
+fn widen_f16(from: &[f16], to: &mut [f32]) {
+    from.convert_to_f32_slice(to);
+}
+
+/// Rounds f32 to f16, to nearest.
+#[inline(always)]
+pub(super) fn narrow_f16(from: &[f32], to: &mut [f16]) {
+    to.convert_from_f32_slice(from);
+}
+
+/// bf16 is the upper half of an f32. Written out, because the compiler turns this into vector code, which `half`'s
+/// conversion of one element is not.
+#[inline(always)]
+fn widen_bf16(from: &[bf16], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+    }
+}
+
+/// Rounds f32 to bf16, to nearest, ties to even; a NaN becomes a quiet one.
+#[inline(always)]
+pub(super) fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        let bits = from.to_bits();
+        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
+        let quiet = (bits >> 16) | 0x40;
+        *to = bf16::from_bits(if from.is_nan() { quiet } else { rounded } as u16);
+    }
+}
+
 /// The elements as f32, rounded to nearest where they are f64.
 pub(crate) fn to_f32(param: &ParamMut<'_>) -> Vec<f32> {
     match param {
@@ -186,5 +230,30 @@ pub(crate) fn to_f32(param: &ParamMut<'_>) -> Vec<f32> {
         ParamMut::F64(p) => p.iter().map(|&x| x as f32).collect(),
         ParamMut::F16(p) => p.to_f32_vec(),
         ParamMut::BF16(p) => p.to_f32_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_converts_as_the_half_crate_does() {
+        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+        let mut wide = vec![0.0; all.len()];
+        widen_bf16(&all, &mut wide);
+        for (wide, narrow) in wide.iter().zip(&all) {
+            assert!(wide.to_bits() == narrow.to_f32().to_bits() || narrow.is_nan() && wide.is_nan());
+        }
+        // every bf16 and the f32 around it: ties, just below and above them, ends of the range
+        let near = (0..=u16::MAX).flat_map(|b| {
+            [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(b) << 16 | low))
+        });
+        let from: Vec<f32> = near.collect();
+        let mut to = vec![bf16::ZERO; from.len()];
+        narrow_bf16(&from, &mut to);
+        for (from, to) in from.iter().zip(to) {
+            assert_eq!(to.to_bits(), bf16::from_f32(*from).to_bits(), "{from:e}");
+        }
     }
 }

@@ -4,10 +4,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::element::{Compute, Load, Parameter, Store};
-use super::float_env::FloatEnvironment;
 use super::sum::{CHUNK, chunk_dot, fold, tensor_sum};
 use super::update::{Momentum, UpdateScalars};
-use super::{SERIAL_BELOW, TASK};
+use super::{SERIAL_BELOW, TASK, run};
 use crate::tensor::{GradRef, ParamMut};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or so small
@@ -65,13 +64,17 @@ fn largest_f64(grad: &GradRef<'_>) -> f64 {
 /// Σ (scale·g)² of every tensor.
 fn sums(grads: &[GradRef<'_>], scale: f64) -> Vec<f64> {
     let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
-    per_tensor(&lengths, |tensor, start, count| [squares(grads[tensor].slice(start, count), scale)])
-        .into_iter()
-        .map(|[sum]| sum)
-        .collect()
+    let sums = per_tensor(
+        &lengths,
+        #[inline(always)]
+        |tensor, start, count| [squares(grads[tensor].slice(start, count), scale)],
+    );
+    sums.into_iter().map(|[sum]| sum).collect()
 }
 
+#[inline(always)]
 fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
+    #[inline(always)]
     fn narrow<G: Load<f32>>(g: &[G], scale: f64) -> f64 {
         let mut buffer = [0.0_f32; CHUNK];
         let g = G::load(g, &mut buffer);
@@ -105,11 +108,15 @@ fn per_tensor<const N: usize>(
     let mut partial: Vec<Vec<[f64; N]>> =
         lengths.iter().map(|len| vec![[0.0; N]; len.div_ceil(CHUNK)]).collect();
     let work = |(tensor, first, partial): (usize, usize, &mut [[f64; N]])| {
-        let _ieee = FloatEnvironment::ieee();
-        for (i, sum) in partial.iter_mut().enumerate() {
-            let start = (first + i) * CHUNK;
-            *sum = chunk(tensor, start, CHUNK.min(lengths[tensor] - start));
-        }
+        run(
+            #[inline(always)]
+            || {
+                for (i, sum) in partial.iter_mut().enumerate() {
+                    let start = (first + i) * CHUNK;
+                    *sum = chunk(tensor, start, CHUNK.min(lengths[tensor] - start));
+                }
+            },
+        );
     };
     let tasks = partial.iter_mut().enumerate().flat_map(|(tensor, partial)| {
         let chunks = TASK / CHUNK;

@@ -23,67 +23,108 @@ impl StochasticBits {
         Self { first: self.first + count as u64, ..self }
     }
 
+    /// Rounds to one of the two neighbouring bf16, the nearer the likelier.
+    #[inline(always)]
     pub(super) fn round_bf16(&self, from: &[f32], to: &mut [bf16]) {
-        self.round(from, to, |x, r| {
-            if !x.is_finite() {
-                return bf16::from_f32(x);
-            }
-            // Adding r·2⁻¹⁶ units in the last place before truncation carries with the probability of the fraction.
-            bf16::from_bits((x.to_bits().wrapping_add(r) >> 16) as u16)
-        });
+        self.round(
+            from,
+            to,
+            #[inline(always)]
+            |x, r| {
+                let bits = x.to_bits();
+                // Adding r·2⁻¹⁶ units in the last place before truncation carries with the probability of the fraction.
+                let rounded = bits.wrapping_add(u32::from(r)) >> 16;
+                let special = (bits >> 16) | if x.is_nan() { 0x40 } else { 0 };
+                bf16::from_bits(if x.is_finite() { rounded } else { special } as u16)
+            },
+        );
     }
 
+    /// Rounds to one of the two neighbouring f16, the nearer the likelier.
+    #[inline(always)]
     pub(super) fn round_f16(&self, from: &[f32], to: &mut [f16]) {
-        self.round(from, to, |x, r| {
-            if !x.is_finite() || x.abs() >= 65536.0 {
-                return f16::from_f32(x);
-            }
-            let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
-            let magnitude = if x.abs() < f16::MIN_POSITIVE.to_f32() {
-                // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with r/2¹⁶.
-                let scaled = x.abs() * 16_777_216.0;
-                let below = scaled.floor();
-                below as u16 + u16::from((r as f32) < (scaled - below) * 65_536.0)
-            } else {
-                // 13 of the 23 fraction bits go; rebias the exponent from 127 to 15.
-                ((((x.to_bits() & 0x7FFF_FFFF) + (r >> 3)) >> 13) - ((127 - 15) << 10)) as u16
-            };
-            f16::from_bits(sign | magnitude)
-        });
+        self.round(
+            from,
+            to,
+            #[inline(always)]
+            |x, r| {
+                if !x.is_finite() || x.abs() >= 65536.0 {
+                    return f16::from_f32(x);
+                }
+                let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
+                let magnitude = if x.abs() < f16::MIN_POSITIVE.to_f32() {
+                    // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with r/2¹⁶.
+                    let scaled = x.abs() * 16_777_216.0;
+                    let below = scaled.floor();
+                    below as u16 + u16::from(f32::from(r) < (scaled - below) * 65_536.0)
+                } else {
+                    // 13 of the 23 fraction bits go; rebias the exponent from 127 to 15.
+                    let carried = (x.to_bits() & 0x7FFF_FFFF) + u32::from(r >> 3);
+                    ((carried >> 13) - ((127 - 15) << 10)) as u16
+                };
+                f16::from_bits(sign | magnitude)
+            },
+        );
     }
 
     /// Calls `one` with each element and its 16 random bits.
-    fn round<H>(&self, from: &[f32], to: &mut [H], one: impl Fn(f32, u32) -> H) {
-        let mut words = [0; 4];
-        let mut drawn = None;
-        for (i, (&x, out)) in from.iter().zip(to).enumerate() {
-            let element = self.first + i as u64;
-            if drawn != Some(element / 8) {
-                drawn = Some(element / 8);
-                words = self.words(element / 8);
+    #[inline(always)]
+    fn round<H>(&self, from: &[f32], to: &mut [H], one: impl Fn(f32, u16) -> H) {
+        let mut random = [[0_u16; OCTET]; BATCH];
+        let mut start = 0;
+        while start < from.len() {
+            let first = self.first + start as u64;
+            let (octet, lane) = (first / OCTET as u64, (first % OCTET as u64) as usize);
+            self.draw(octet, &mut random);
+            let random = &random.as_flattened()[lane..];
+            let count = random.len().min(from.len() - start);
+            let piece = start..start + count;
+            for ((&x, &r), out) in from[piece.clone()].iter().zip(random).zip(&mut to[piece]) {
+                *out = one(x, r);
             }
-            let lane = (element % 8) as usize;
-            *out = one(x, (words[lane / 2] >> (16 * (lane % 2))) & 0xFFFF);
+            start += count;
         }
     }
 
-    fn words(&self, octet: u64) -> [u32; 4] {
-        philox([octet as u32, (octet >> 32) as u32, self.tensor, self.step], self.seed)
+    /// The bits of [`BATCH`] octets of elements from the given one on. The loops run over octets, so that they become
+    /// vector code.
+    #[inline(always)]
+    fn draw(&self, octet: u64, random: &mut [[u16; OCTET]; BATCH]) {
+        let octets: [u64; BATCH] = std::array::from_fn(|i| octet.wrapping_add(i as u64));
+        let counter = [
+            octets.map(|octet| octet as u32),
+            octets.map(|octet| (octet >> 32) as u32),
+            [self.tensor; BATCH],
+            [self.step; BATCH],
+        ];
+        let words = philox(counter, self.seed);
+        for (i, bits) in random.iter_mut().enumerate() {
+            for (pair, word) in bits.as_chunks_mut::<2>().0.iter_mut().zip(&words) {
+                *pair = [word[i] as u16, (word[i] >> 16) as u16];
+            }
+        }
     }
 }
 
-/// Philox4x32 with 10 rounds.
-fn philox(mut counter: [u32; 4], seed: u64) -> [u32; 4] {
+/// Elements that share one call of the generator.
+const OCTET: usize = 8;
+/// Octets drawn at a time.
+const BATCH: usize = 16;
+
+/// Philox4x32 with 10 rounds, on `N` counters at once.
+#[inline(always)]
+fn philox<const N: usize>(mut counter: [[u32; N]; 4], seed: u64) -> [[u32; N]; 4] {
     let mut key = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
-        let a = u64::from(counter[0]) * 0xD251_1F53;
-        let b = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (b >> 32) as u32 ^ counter[1] ^ key[0],
-            b as u32,
-            (a >> 32) as u32 ^ counter[3] ^ key[1],
-            a as u32,
-        ];
+        let previous = counter;
+        for i in 0..N {
+            let a = u64::from(previous[0][i]) * 0xD251_1F53;
+            let b = u64::from(previous[2][i]) * 0xCD9E_8D57;
+            counter[0][i] = (b >> 32) as u32 ^ previous[1][i] ^ key[0];
+            counter[1][i] = b as u32;
+            counter[2][i] = (a >> 32) as u32 ^ previous[3][i] ^ key[1];
+            counter[3][i] = a as u32;
+        }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter
@@ -96,12 +137,21 @@ mod tests {
     /// Known answers published with Random123 (file kat_vectors, philox4x32 10).
     #[test]
     fn philox_known_answers() {
-        assert_eq!(philox([0; 4], 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], u64::MAX), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        assert_eq!(
-            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], 0x299f_31d0_a409_3822),
-            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
-        );
+        // three counters with one key each, and the same ones as three lanes of one call
+        let known = [
+            ([0; 4], 0, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([u32::MAX; 4], u64::MAX, [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                0x299f_31d0_a409_3822,
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (counter, seed, expected) in known {
+            assert_eq!(philox(counter.map(|word: u32| [word]), seed).map(|[word]| word), expected);
+            let lanes = philox(counter.map(|word| [1, word, 2]), seed);
+            assert_eq!(lanes.map(|lane| lane[1]), expected);
+        }
     }
 
     fn bits(first: u64) -> StochasticBits {

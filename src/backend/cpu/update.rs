@@ -6,14 +6,12 @@
 //!                    p ← p·decay + v·coefficient
 //! ```
 
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::element::{Compute, Load, Parameter, Store};
-use super::float_env::FloatEnvironment;
+use super::element::{Compute, Load, Parameter, Store, narrow_bf16, narrow_f16};
 use super::rounding::StochasticBits;
-use super::{SERIAL_BELOW, TASK};
+use super::{SERIAL_BELOW, TASK, run};
 use crate::tensor::{DType, GradRef, ParamMut};
 
 /// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
@@ -85,8 +83,10 @@ pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
         cut(tensor, &mut pieces);
     }
     let apply = |piece: Piece<'_>| {
-        let _ieee = FloatEnvironment::ieee();
-        piece.apply();
+        run(
+            #[inline(always)]
+            || piece.apply(),
+        )
     };
     if total < SERIAL_BELOW {
         pieces.into_iter().for_each(apply);
@@ -146,6 +146,7 @@ impl<'a> Velocity<'a> {
 }
 
 impl Piece<'_> {
+    #[inline(always)]
     fn apply(self) {
         let Piece { param, grad, velocity, master, scalars, stochastic } = self;
         let (single, double) = match velocity {
@@ -161,11 +162,11 @@ impl Piece<'_> {
             (ParamMut::BF16(p), None) => with_param(p, grad, single, &rule),
             (ParamMut::F16(p), Some(master)) => {
                 with_param(master, grad, single, &rule);
-                p.convert_from_f32_slice(master);
+                narrow_f16(master, p);
             }
             (ParamMut::BF16(p), Some(master)) => {
                 with_param(master, grad, single, &rule);
-                p.convert_from_f32_slice(master);
+                narrow_bf16(master, p);
             }
         }
     }
@@ -177,6 +178,7 @@ struct Rule {
     stochastic: Option<StochasticBits>,
 }
 
+#[inline(always)]
 fn with_param<P: Parameter>(p: &mut [P], grad: GradRef<'_>, velocity: Option<&mut [P::State]>, rule: &Rule)
 where
     f32: Load<P::State>,
@@ -193,6 +195,7 @@ where
 }
 
 /// The update in the format `T`, block by block.
+#[inline(always)]
 fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
     p: &mut [P],
     g: &[G],
@@ -232,6 +235,7 @@ fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
 }
 
 /// v ← v·momentum − g·unscale.
+#[inline(always)]
 pub(super) fn advance_velocity<T: Compute, V: Store<T>>(
     velocity: &mut [V],
     buffer: &mut [T],

@@ -1,0 +1,263 @@
+//! `rfdescent step-size`: the step size for one observation, or for each row of a table.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use rfdescent::covariance::{Family, Model, NoStep, Observation, Step, StepMode, StepRule};
+use rfdescent::{Error, Moments};
+use serde_json::{Map, Value, json};
+
+use crate::error::CliError;
+
+/// Step sizes from a fitted model, or for the models and observations of a table.
+#[derive(Debug, clap::Args)]
+pub struct StepSizeArgs {
+    /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance, noise_grad_variance,
+    /// dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with length_scale and step_size filled in.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model_file", "loss", "grad_norm", "batch_size", "mode", "conservatism"])]
+    table: Option<PathBuf>,
+
+    /// A fitted model, as `rfdescent fit --output` writes it.
+    #[arg(long, value_name = "FILE", required_unless_present = "table")]
+    model_file: Option<PathBuf>,
+
+    /// The mini-batch loss.
+    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    loss: Option<f64>,
+
+    /// The norm of its gradient.
+    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    grad_norm: Option<f64>,
+
+    /// The number of examples in the batch.
+    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    batch_size: Option<u64>,
+
+    /// 0 minimises the expected cost, values up to 1 the upper end of a confidence interval.
+    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
+    conservatism: f64,
+
+    /// rfd, a-rfd or clipped-a-rfd.
+    #[arg(long, default_value_t)]
+    mode: StepMode,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command; prints nothing unless all of it succeeds.
+pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
+    let text = match args {
+        StepSizeArgs { table: Some(path), json, .. } => {
+            let table = Table::read(path)?;
+            if *json { table.to_json() } else { table.to_csv() }
+        }
+        StepSizeArgs {
+            model_file: Some(path),
+            loss: Some(loss),
+            grad_norm: Some(grad_norm),
+            batch_size: Some(batch_size),
+            ..
+        } => {
+            let rule = StepRule { mode: args.mode, conservatism: args.conservatism };
+            single(path, *loss, *grad_norm, *batch_size, rule, args.json)?
+        }
+        _ => {
+            return Err(CliError::Usage(
+                "step-size: give --table FILE, or --model-file, --loss, --grad-norm and --batch-size".into(),
+            ));
+        }
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+}
+
+/// A gradient of 0 leaves the parameters where they are.
+fn or_standing_still(step: Result<Step, NoStep>) -> Result<Step, NoStep> {
+    match step {
+        Err(NoStep::ZeroGradient) => Ok(Step { step_size: 0.0, theta: 0.0 }),
+        step => step,
+    }
+}
+
+fn single(
+    path: &Path,
+    loss: f64,
+    grad_norm: f64,
+    batch_size: u64,
+    rule: StepRule,
+    as_json: bool,
+) -> Result<String, CliError> {
+    if batch_size == 0 {
+        return Err(CliError::Usage("--batch-size 0: must be at least 1".into()));
+    }
+    rule.validate().map_err(|error| CliError::Usage(format!("--{error}")))?;
+    let model = Model::load(path).map_err(|error| CliError::Data(error.to_string()))?;
+    let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 / batch_size as f64 };
+    let step = or_standing_still(model.step(&observation, &rule)).map_err(|reason| {
+        let (option, value) = match reason {
+            NoStep::NonFiniteLoss => ("loss", loss),
+            _ => ("grad-norm", grad_norm),
+        };
+        CliError::Usage(format!("--{option} {value}: {reason}"))
+    })?;
+    let results = [
+        ("step_size", Some(step.step_size)),
+        // Without a gradient there is no rate.
+        ("learning_rate", (grad_norm > 0.0).then(|| step.learning_rate(grad_norm))),
+        ("theta", Some(step.theta)),
+        ("length_scale", Some(model.length_scale())),
+        ("plateau_step_size", Some(model.plateau_step_size())),
+    ];
+    if as_json {
+        // An infinite Θ becomes null.
+        let object: Map<String, Value> =
+            results.into_iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
+        return Ok(format!("{:#}\n", Value::Object(object)));
+    }
+    let lines = results.into_iter().map(|(name, value)| match value {
+        Some(value) => format!("{name:<18} {value:?}\n"),
+        None => format!("{name:<18} none\n"),
+    });
+    Ok(lines.collect())
+}
+
+/// A table with the two columns filled in.
+struct Table {
+    headers: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn read(path: &Path) -> Result<Table, CliError> {
+        let fail = |problem: String| CliError::Data(format!("{}: {problem}", path.display()));
+        let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
+        let mut reader = csv::Reader::from_reader(file);
+        let given = reader.headers().map_err(|error| fail(error.to_string()))?;
+        let mut headers: Vec<String> = given.iter().map(|header| header.trim().to_string()).collect();
+        let given = headers.len();
+        for filled in ["length_scale", "step_size"] {
+            if !headers.iter().any(|header| header == filled) {
+                headers.push(filled.into());
+            }
+        }
+        let mut rows = Vec::new();
+        for (index, record) in reader.records().enumerate() {
+            let record = record.map_err(|error| fail(error.to_string()))?;
+            let mut cells: Vec<String> = record.iter().map(|cell| cell.trim().to_string()).collect();
+            cells.resize(headers.len(), String::new());
+            let row = Row { headers: &headers, given, cells: &cells };
+            let (length_scale, step_size) = row.evaluate().map_err(|Wrong { column, problem }| {
+                fail(format!("row {} below the header, column `{column}`: {problem}", index + 1))
+            })?;
+            for (header, cell) in headers.iter().zip(&mut cells) {
+                match header.as_str() {
+                    // The shortest text that reads back to the same number.
+                    "length_scale" => *cell = format!("{length_scale:?}"),
+                    "step_size" => *cell = format!("{step_size:?}"),
+                    _ => {}
+                }
+            }
+            rows.push(cells);
+        }
+        Ok(Table { headers, rows })
+    }
+
+    fn to_csv(&self) -> String {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        for row in std::iter::once(&self.headers).chain(&self.rows) {
+            writer
+                .write_record(row)
+                .expect("all rows have as many cells as the header, and memory takes them");
+        }
+        let bytes = writer.into_inner().expect("memory takes them");
+        String::from_utf8(bytes).expect("made of strings")
+    }
+
+    fn to_json(&self) -> String {
+        let cell = |text: &String| match text.parse::<u64>() {
+            Ok(number) => json!(number),
+            Err(_) => match text.parse::<f64>() {
+                Ok(number) if number.is_finite() => json!(number),
+                _ if text.is_empty() => Value::Null,
+                _ => json!(text),
+            },
+        };
+        let objects = self.rows.iter().map(|row| {
+            Value::Object(self.headers.iter().cloned().zip(row.iter().map(cell)).collect::<Map<_, _>>())
+        });
+        format!("{:#}\n", Value::Array(objects.collect()))
+    }
+}
+
+/// What is wrong in a row.
+struct Wrong {
+    column: String,
+    problem: String,
+}
+
+impl Wrong {
+    fn new(column: &str, problem: impl ToString) -> Self {
+        Wrong { column: column.into(), problem: problem.to_string() }
+    }
+}
+
+struct Row<'a> {
+    headers: &'a [String],
+    /// How many of them the file has; the others are still to be filled in.
+    given: usize,
+    cells: &'a [String],
+}
+
+impl Row<'_> {
+    fn text(&self, column: &str) -> Result<&str, Wrong> {
+        match self.headers[..self.given].iter().position(|header| header == column) {
+            Some(index) => Ok(&self.cells[index]),
+            None => Err(Wrong::new(column, "the table has no such column")),
+        }
+    }
+
+    fn number(&self, column: &str) -> Result<f64, Wrong> {
+        let text = self.text(column)?;
+        match text.parse::<f64>() {
+            Ok(number) if number.is_finite() => Ok(number),
+            _ => Err(Wrong::new(column, format!("`{text}` is not a finite number"))),
+        }
+    }
+
+    /// Length scale and step size.
+    fn evaluate(&self) -> Result<(f64, f64), Wrong> {
+        let (name, shape) = (self.text("model")?, self.text("shape")?);
+        let full = if shape.is_empty() { name.to_string() } else { format!("{name}:{shape}") };
+        let family: Family = full.parse().map_err(|error| Wrong::new("model", error))?;
+        let dims = self.text("dims")?;
+        let moments = Moments {
+            mean: self.number("mean")?,
+            variance: self.number("variance")?,
+            noise_variance: self.number("noise_variance")?,
+            grad_variance: self.number("grad_variance")?,
+            noise_grad_variance: self.number("noise_grad_variance")?,
+            dims: dims.parse().map_err(|_| Wrong::new("dims", format!("`{dims}` is not a whole number")))?,
+        };
+        let observation = Observation {
+            loss: self.number("loss")?,
+            grad_norm: self.number("grad_norm")?,
+            inv_batch_size: self.number("inv_batch_size")?,
+        };
+        // The library names the argument at fault, and its names are the columns'.
+        let wrong = |error: Error| match error {
+            Error::InvalidArgument { name, value, expected } => {
+                Wrong::new(&name, format!("{value}: {expected}"))
+            }
+            error => Wrong::new("model", error),
+        };
+        rfdescent::covariance::validate_inv_batch_size(observation.inv_batch_size).map_err(wrong)?;
+        let rule = StepRule::new(StepMode::Rfd, self.number("conservatism")?).map_err(wrong)?;
+        let model = Model::new(family, moments).map_err(wrong)?;
+        let step = or_standing_still(model.step(&observation, &rule))
+            .map_err(|reason| Wrong::new("grad_norm", format!("{}: {reason}", observation.grad_norm)))?;
+        Ok((model.length_scale(), step.step_size))
+    }
+}

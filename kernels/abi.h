@@ -1,0 +1,160 @@
+// What host and device share: plain structs, the same bytes on both sides. The Rust side is made from this file
+// (src/backend/device/abi.rs), the kernels include it.
+//
+// "address" is a device pointer as an integer; 0 means that there is none. Sizes, offsets and indices over elements are
+// 64-bit. Field order leaves no padding but the named one.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+// The order of summation (docs/summation.md).
+#define RFD_LANES 256             // lanes of a chunk, leaves of the tree, threads of a block
+#define RFD_COLUMNS 1024          // elements of a row of a chunk; a lane holds 4 neighbouring ones
+#define RFD_ROWS 4                // rows of a chunk
+#define RFD_CHUNK 4096            // elements of a chunk
+#define RFD_CHUNKS_PER_SEGMENT 256
+
+// Number formats.
+#define RFD_DTYPE_F32 0
+#define RFD_DTYPE_F64 1
+#define RFD_DTYPE_F16 2
+#define RFD_DTYPE_BF16 3
+
+// Covariance families.
+#define RFD_FAMILY_SQUARED_EXPONENTIAL 0
+#define RFD_FAMILY_RATIONAL_QUADRATIC 1
+#define RFD_FAMILY_MATERN32 2
+#define RFD_FAMILY_MATERN52 3
+
+// Step-size modes.
+#define RFD_MODE_RFD 0
+#define RFD_MODE_A_RFD 1
+#define RFD_MODE_CLIPPED_A_RFD 2
+
+// What a step did.
+#define RFD_REASON_APPLIED 0
+#define RFD_REASON_FOUND_INF 1
+#define RFD_REASON_NON_FINITE_LOSS 2
+#define RFD_REASON_NON_FINITE_GRADIENT 3
+#define RFD_REASON_ZERO_GRADIENT 4
+#define RFD_REASON_INVALID_OPTION 5
+
+// Flags of a tensor.
+#define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm
+#define RFD_TENSOR_LOCK 2    // norm lock, and more than one element
+
+// One tensor of the list, in the optimizer's order; its index is the tensor id of stochastic rounding. Empty tensors and
+// those without a gradient have no chunks.
+typedef struct RfdTensor {
+    uint64_t param;          // address of the parameter, aligned to its element
+    uint64_t grad;           // address of the gradient, 0 when it is missing
+    uint64_t momentum;       // address of the velocity (f64 for f64 parameters, else f32), 0 without momentum
+    uint64_t master;         // address of the f32 master weights of an f16 or bf16 parameter, 0 without
+    uint64_t len;            // elements
+    uint64_t offset;         // index of the first element in the whole tensor, for stochastic rounding of a shard
+    uint64_t first_chunk;    // chunks of all tensors before this one
+    uint32_t first_segment;  // segments of all tensors before this one
+    uint16_t group;          // index into the groups
+    uint8_t formats;         // RFD_DTYPE of the parameter + 4 * RFD_DTYPE of the gradient
+    uint8_t flags;           // RFD_TENSOR_*
+} RfdTensor;
+
+// Settings of a group; on the device, where they may change between replays of a captured step.
+typedef struct RfdGroup {
+    double length_scale_factor;
+    double multiplier;
+    double momentum;
+    double weight_decay;
+} RfdGroup;
+
+// Settings of all tensors; on the device, like the groups.
+typedef struct RfdSettings {
+    double multiplier;
+    double inv_batch_size;
+    double max_step_size;  // +infinity for no cap
+} RfdSettings;
+
+// The fitted covariance model (src/covariance/model.rs).
+typedef struct RfdModel {
+    double mean;
+    double variance;
+    double noise_variance;
+    double grad_variance;
+    double noise_grad_variance;
+    double length_scale;
+    double slope;     // -rho'(0) of the correlation in units of the length scale
+    double plateau;   // the step at loss = mean, in length scales
+    double beta;      // of the rational quadratic
+    double quantile;  // of the normal distribution for conservative steps; 0 for risk-neutral ones
+    uint32_t family;  // RFD_FAMILY_*
+    uint32_t mode;    // RFD_MODE_*
+} RfdModel;
+
+// What the last step did; on the device, with a copy in pinned host memory.
+typedef struct RfdStatus {
+    uint64_t sequence;  // steps seen, applied or skipped; written last, so that a reader sees whole blocks
+    uint64_t applied;
+    uint64_t skipped;
+    double loss;
+    double grad_norm;
+    double sigma_norm;
+    double theta;
+    double step_size;
+    double learning_rate;
+    uint64_t reason;    // RFD_REASON_*
+} RfdStatus;
+
+// Squared norms of gradients as given, for the split form: what ranks add up between its two halves.
+typedef struct RfdSquaredNorm {
+    double euclidean;
+    double sigma;
+} RfdSquaredNorm;
+
+// Four sums over a chunk, a segment or a tensor. Without norm lock only the first is formed.
+#define RFD_SUM_SQUARES 0    // |g|^2
+#define RFD_SUM_PARAMETER 1  // |p|^2
+#define RFD_SUM_PRODUCT 2    // <p, d>, d the gradient or minus the new velocity
+#define RFD_SUM_DIRECTION 3  // |d|^2
+
+// Everything a launch needs beside the table of tensors. Passed by value.
+typedef struct RfdStep {
+    RfdModel model;
+    uint64_t tensors;        // address of the table of RfdTensor, 0 when it is passed by value
+    uint64_t groups;         // address of the RfdGroup
+    uint64_t settings;       // address of the RfdSettings
+    uint64_t status;         // address of the RfdStatus
+    uint64_t mirror;         // address of its copy in pinned host memory, as the device sees it; 0 for none
+    uint64_t loss;           // address of the loss, 0 when loss_value holds it
+    uint64_t grad_scale;     // address of the gradient scale (f32), 0 for none
+    uint64_t found_inf;      // address of found_inf (f32), 0 for none
+    uint64_t given_norm;     // address of an RfdSquaredNorm: the second half of the split form; 0 otherwise
+    uint64_t chunk_sums;     // addresses of workspace: double[chunks * sums]
+    uint64_t segment_sums;   // double[segments * sums]
+    uint64_t tensor_sums;    // double[tensor_count * sums]
+    uint64_t segment_done;   // uint32_t[segments], zero between launches: chunks of a segment that are summed
+    uint64_t tensor_done;    // uint32_t[tensor_count], zero between launches: segments of a tensor that are summed
+    uint64_t rescue;         // address of a double, 0 between launches: the largest |g| of f64 gradients
+    uint64_t chunks;         // chunks of all tensors
+    uint64_t seed;           // of stochastic rounding
+    double loss_value;
+    uint32_t segments;       // segments of all tensors
+    uint32_t tensor_count;
+    uint32_t group_count;
+    uint32_t loss_dtype;     // RFD_DTYPE_*
+    uint32_t stochastic;     // not 0: f16 and bf16 parameters without master weights round stochastically
+    uint32_t sums;           // sums per chunk: 1, or 4 with norm lock
+} RfdStep;
+
+// As many tensors as fit with RfdStep into the 32,764 bytes that the parameters of a kernel may have.
+#define RFD_INLINE_TENSORS 448
+
+typedef struct RfdTable {
+    RfdTensor tensor[RFD_INLINE_TENSORS];
+} RfdTable;

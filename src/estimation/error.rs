@@ -1,0 +1,109 @@
+//! What can go wrong on the way from samples to a fit.
+
+use std::path::PathBuf;
+
+/// Why samples do not determine a covariance, or why no more of them could be drawn.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EstimationError {
+    /// A sample is outside its domain.
+    #[error("sample with {quantity} = {value:?}: {expected}")]
+    InvalidSample {
+        /// `loss`, `sq_grad_norm`, `grad_norm` or `batchsize`.
+        quantity: &'static str,
+        /// The value that was given.
+        value: f64,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// A line in 1/b needs two different batch sizes.
+    #[error(
+        "{found} distinct batch size(s): the variance and its noise share can only be told apart from at least 2; \
+         draw samples at another batch size as well, best one several times larger"
+    )]
+    TooFewBatchSizes {
+        /// The number of distinct batch sizes among the samples.
+        found: usize,
+    },
+    /// C(0) or −d·C'(0), the intercept of the regression on 1/b, came out non-positive.
+    #[error(
+        "fitted {quantity} = {value:e} is not positive: at these batch sizes the mini-batch noise hides it; draw more \
+         samples, and at larger batch sizes"
+    )]
+    NonPositiveIntercept {
+        /// `variance` or `grad_variance`.
+        quantity: &'static str,
+        /// The fitted value.
+        value: f64,
+    },
+    /// C_ε(0) or −d·C'_ε(0), the slope of the regression on 1/b, came out negative.
+    #[error(
+        "fitted {quantity} = {value:e} is negative: mini-batches of the sampled sizes show no measurable noise, or the \
+         large batches come from another distribution than the small ones; draw more samples, and at smaller batch sizes"
+    )]
+    NegativeSlope {
+        /// `noise_variance` or `noise_grad_variance`.
+        quantity: &'static str,
+        /// The fitted value.
+        value: f64,
+    },
+    /// The iterated weighted least squares did not settle.
+    #[error(
+        "the fit of {quantity} still changed by {change:e} (relative) after {iterations} iterations: the samples do not \
+         determine it; draw more samples, and at larger batch sizes"
+    )]
+    NotConverged {
+        /// `variance` or `grad_variance`.
+        quantity: &'static str,
+        /// Number of reweightings done.
+        iterations: u32,
+        /// Largest relative change of a coefficient in the last one.
+        change: f64,
+    },
+    /// Serialised statistics cannot be used.
+    #[error("sample statistics: {0}")]
+    Statistics(String),
+    /// The user's sampler reported an error; samples drawn before are in the cache, if there is one.
+    #[error("drawing sample {index} (batch size {batch_size}) failed: {source}{}", kept(.cache))]
+    Sampler {
+        /// Number of the sample, from 0.
+        index: u64,
+        /// The batch size that was asked for.
+        batch_size: u64,
+        /// Where the samples drawn before are kept.
+        cache: Option<PathBuf>,
+        /// The sampler's error, or what is wrong with the sample it returned.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The progress callback asked to stop.
+    #[error("stopped after {batches} batches ({samples} examples){}", kept(.cache))]
+    Interrupted {
+        /// Mini-batches drawn so far.
+        batches: u64,
+        /// Examples drawn so far.
+        samples: u64,
+        /// Where they are kept.
+        cache: Option<PathBuf>,
+    },
+    /// The budget ended before any fit was possible.
+    #[error(
+        "no fit within max_budget = {max_budget} examples ({samples} drawn): {source}; or raise max_budget"
+    )]
+    BudgetExhausted {
+        /// The budget, in examples.
+        max_budget: u64,
+        /// Examples drawn.
+        samples: u64,
+        /// Why the samples drawn determine no fit.
+        source: Box<EstimationError>,
+    },
+}
+
+fn kept(cache: &Option<PathBuf>) -> String {
+    match cache {
+        Some(path) => {
+            format!("; {} keeps every sample drawn, run again with it to go on from there", path.display())
+        }
+        None => "; give a cache file to keep samples across runs".to_string(),
+    }
+}

@@ -1,0 +1,169 @@
+//! The paper's bootstrapped weighted least squares for mean and variances.
+
+use super::EstimationError;
+use super::least_squares::{Abscissa, Converged, Failure, Line, Sum, WeightedDesign, iterate};
+use super::statistics::SampleStatistics;
+use crate::{Moments, Result};
+use serde::Serialize;
+
+/// Mean and variances of the cost and of its mini-batch noise, estimated from samples.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fit {
+    /// μ, the mean of the cost.
+    pub mean: f64,
+    /// C(0), the variance of the cost; > 0.
+    pub variance: f64,
+    /// C_ε(0), the variance of one example's loss around the cost; ≥ 0.
+    pub noise_variance: f64,
+    /// −d·C'(0), the expected squared norm of the cost's gradient; > 0.
+    pub grad_variance: f64,
+    /// −d·C'_ε(0), the expected squared norm of one example's gradient noise; ≥ 0.
+    pub noise_grad_variance: f64,
+    /// Estimated standard deviation of `variance` divided by it (paper, Eq. "relative std").
+    pub relative_std: f64,
+    /// Mini-batches used.
+    pub batches: u64,
+    /// Examples used: the sum of the batch sizes.
+    pub samples: u64,
+    /// Reweightings until mean, variance and noise variance settled.
+    pub iterations_loss: u32,
+    /// Reweightings until the gradient's variances settled.
+    pub iterations_grad: u32,
+}
+
+impl Fit {
+    /// The moments a covariance model is made of, for a cost of `dims` parameters.
+    pub fn moments(&self, dims: u64) -> Moments {
+        Moments {
+            mean: self.mean,
+            variance: self.variance,
+            noise_variance: self.noise_variance,
+            grad_variance: self.grad_variance,
+            noise_grad_variance: self.noise_grad_variance,
+            dims,
+        }
+    }
+
+    /// `None` when `relative_std` is at most `tolerance`, else a warning that says how many more examples are needed.
+    pub fn reliability(&self, tolerance: f64) -> Option<Unreliable> {
+        (self.relative_std > tolerance).then(|| {
+            // Var(β̂₀) falls with 1/n as long as batch sizes keep their proportions.
+            let needed = self.samples as f64 * (self.relative_std / tolerance).powi(2);
+            Unreliable {
+                relative_std: self.relative_std,
+                tolerance,
+                samples: self.samples,
+                further_samples: needed.ceil() as u64 - self.samples.min(needed.ceil() as u64),
+            }
+        })
+    }
+}
+
+/// Warning: the fit is there, but C(0) is not known as precisely as asked.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Unreliable {
+    /// Relative standard deviation of the fitted C(0).
+    pub relative_std: f64,
+    /// What it should be below.
+    pub tolerance: f64,
+    /// Examples used so far.
+    pub samples: u64,
+    /// Examples still to be drawn, at batch sizes in the same proportions.
+    pub further_samples: u64,
+}
+
+impl std::fmt::Display for Unreliable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "the fitted variance is uncertain: relative standard deviation {:.3} exceeds the tolerance {} after {} \
+             examples; about {} more are needed at batch sizes in the same proportions",
+            self.relative_std, self.tolerance, self.samples, self.further_samples
+        )
+    }
+}
+
+/// Fits mean and variances to the samples (paper, sections "Variance estimation" and "Variance estimation in detail").
+///
+/// With v_b = β₀ + β₁/b, starting at (β₀, β₁) = (0, 1), repeat until neither coefficient changes by more than 1e-12
+/// relative: μ is the mean of the losses with weights 1/v_b; (β₀, β₁) = (C(0), C_ε(0)) is the regression of (L − μ)² on
+/// 1/b with weights 1/v_b², because Var (L − μ)² = 2·v_b². The gradient's variances are the same regression of ‖g‖².
+/// One iteration costs O(number of distinct batch sizes).
+///
+/// # Errors
+/// Each an [`EstimationError`]: fewer than two distinct batch sizes; an intercept (C(0), −d·C'(0)) that is not
+/// positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000 iterations.
+pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
+    Ok(try_fit(statistics)?)
+}
+
+pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit, EstimationError> {
+    let found = statistics.distinct_batch_sizes();
+    if found < 2 {
+        return Err(EstimationError::TooFewBatchSizes { found });
+    }
+    let abscissae: Vec<Abscissa> =
+        statistics.groups().map(|(b, group)| Abscissa { x: 1.0 / b as f64, count: group.count() }).collect();
+
+    let loss = iterate(&abscissae, |line| {
+        let mean = weighted_mean(statistics, line);
+        statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
+    });
+    let Converged { line, iterations: iterations_loss } = checked(loss, "variance", "noise_variance")?;
+
+    let sq_grad_norms: Vec<f64> = statistics.groups().map(|(_, group)| group.mean_sq_grad_norm()).collect();
+    let grad = iterate(&abscissae, |_| &sq_grad_norms);
+    let Converged { line: grad_line, iterations: iterations_grad } =
+        checked(grad, "grad_variance", "noise_grad_variance")?;
+
+    Ok(Fit {
+        mean: weighted_mean(statistics, line),
+        variance: line.intercept,
+        noise_variance: line.slope,
+        grad_variance: grad_line.intercept,
+        noise_grad_variance: grad_line.slope,
+        relative_std: WeightedDesign::new(line, &abscissae).intercept_std() / line.intercept,
+        batches: statistics.batches(),
+        samples: statistics.samples(),
+        iterations_loss,
+        iterations_grad,
+    })
+}
+
+/// Mean of the losses with weights 1/v_b, the inverse of their variances.
+fn weighted_mean(statistics: &SampleStatistics, line: Line) -> f64 {
+    // Relative to the smallest variance, found at the largest batch size: no overflow; and relative to some loss: no
+    // cancellation where the spread is far below the mean.
+    let reference = statistics.groups().map(|(b, _)| line.at(1.0 / b as f64)).fold(f64::INFINITY, f64::min);
+    let origin = statistics.groups().next().map_or(0.0, |(_, group)| group.mean_loss());
+    let (mut total, mut weighted) = (Sum::default(), Sum::default());
+    for (b, group) in statistics.groups() {
+        let weight = group.count() * (reference / line.at(1.0 / b as f64));
+        total += weight;
+        weighted += weight * (group.mean_loss() - origin);
+    }
+    origin + weighted.value() / total.value()
+}
+
+fn checked(
+    outcome: std::result::Result<Converged, Failure>,
+    intercept: &'static str,
+    slope: &'static str,
+) -> std::result::Result<Converged, EstimationError> {
+    let converged = outcome.map_err(|failure| match failure {
+        Failure::Vanished(line) => {
+            EstimationError::NonPositiveIntercept { quantity: intercept, value: line.intercept }
+        }
+        Failure::NotConverged { iterations, change } => {
+            EstimationError::NotConverged { quantity: intercept, iterations, change }
+        }
+    })?;
+    let Line { intercept: value, slope: slope_value } = converged.line;
+    if value <= 0.0 {
+        return Err(EstimationError::NonPositiveIntercept { quantity: intercept, value });
+    }
+    if slope_value < 0.0 {
+        return Err(EstimationError::NegativeSlope { quantity: slope, value: slope_value });
+    }
+    Ok(converged)
+}

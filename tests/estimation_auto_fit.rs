@@ -1,0 +1,316 @@
+//! Auto-fit: repeatable, resumable at any moment, and clear about what stops it.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use rfdescent::Error;
+use rfdescent::estimation::*;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Gaussian losses and nearly Gaussian squared norms of a cost with known moments; counts its calls.
+struct Simulated {
+    variance: f64,
+    noise: f64,
+    calls: u64,
+    fail_at: Option<u64>,
+}
+
+impl Simulated {
+    fn new(variance: f64, noise: f64) -> Self {
+        Simulated { variance, noise, calls: 0, fail_at: None }
+    }
+}
+
+impl Sampler for Simulated {
+    fn dims(&self) -> u64 {
+        1000
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> Result<BatchSample, SamplerError> {
+        if Some(self.calls) == self.fail_at {
+            return Err("out of memory".into());
+        }
+        self.calls += 1;
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mut uniform = || ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        let radius = (-2.0 * uniform().ln()).sqrt();
+        let (sin, cos) = (std::f64::consts::TAU * uniform()).sin_cos();
+        let inverse = 1.0 / batch_size as f64;
+        Ok(BatchSample {
+            loss: 2.7 + radius * sin * (self.variance + self.noise * inverse).sqrt(),
+            sq_grad_norm: (500.0 + 9e4 * inverse) * (1.0 + 0.03 * radius * cos),
+        })
+    }
+}
+
+fn go_on(_: &Progress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn small(cache: Option<&Path>) -> AutoFit {
+    AutoFit {
+        tolerance: 0.6,
+        initial_budget: 600,
+        max_budget: 100_000,
+        min_batch_size: 20,
+        max_batch_size: Some(5_000),
+        seed: 11,
+        cache: cache.map(Into::into),
+        ..Default::default()
+    }
+}
+
+fn cost() -> Simulated {
+    Simulated::new(0.05, 0.85)
+}
+
+#[test]
+fn reaches_the_tolerance_with_the_right_moments() {
+    for design in [DesignKind::Gibbs, DesignKind::COptimal] {
+        let options = AutoFit { tolerance: 0.1, design, ..small(None) };
+        let mut seen = Vec::new();
+        let fitted = options
+            .run(&mut cost(), &mut |p| {
+                seen.push(*p);
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        assert!(fitted.fit.relative_std < 0.1 && fitted.warnings.is_empty());
+        // Five standard deviations of the estimate.
+        assert!((fitted.fit.variance / 0.05 - 1.0).abs() < 0.5, "{:?}", fitted.fit);
+        assert_eq!(fitted.moments().dims, 1000);
+        // One report before the first sample and one after each.
+        assert_eq!(seen.len() as u64, fitted.fit.batches + 1);
+        assert_eq!((seen[0].samples, seen[0].needed), (0, None));
+        assert!(seen.is_sorted_by(|a, b| a.samples < b.samples));
+        let last = seen.last().unwrap();
+        assert_eq!((last.samples, last.batches), (fitted.fit.samples, fitted.fit.batches));
+        println!("{design}: {} examples", fitted.fit.samples);
+    }
+}
+
+#[test]
+fn a_run_interrupted_anywhere_and_resumed_ends_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    for design in [DesignKind::Gibbs, DesignKind::COptimal] {
+        let in_memory = AutoFit { design, ..small(None) }.run(&mut cost(), &mut go_on).unwrap();
+        let total = in_memory.fit.batches;
+        assert!(total > 25, "too short to prove anything: {total}");
+        for k in 0..=total {
+            let path = folder.path().join(format!("{design}-{k}.csv"));
+            let options = AutoFit { design, tolerance: 0.9, ..small(Some(&path)) };
+            let stopped = options.run(&mut cost(), &mut |p| match p.batches >= k {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            });
+            match stopped {
+                Err(Error::Estimation(EstimationError::Interrupted { batches, ref cache, .. })) => {
+                    assert_eq!((batches, cache.as_deref()), (k, Some(path.as_path())));
+                }
+                other => panic!("{other:?}"),
+            }
+            // Every third time, the power went in the middle of a row.
+            let mut drawn_again = total - k;
+            if k % 3 == 1 {
+                let content = std::fs::read(&path).unwrap();
+                std::fs::write(&path, &content[..content.len() - 1 - k as usize % 20]).unwrap();
+                drawn_again += 1;
+            }
+            let mut sampler = cost();
+            let resumed = options.run(&mut sampler, &mut go_on).unwrap();
+            assert_eq!(resumed.fit, in_memory.fit, "interrupted after {k}");
+            assert_eq!(resumed.statistics, in_memory.statistics);
+            assert_eq!(sampler.calls, drawn_again);
+            assert_eq!(resumed.warnings.len(), usize::from(k % 3 == 1), "{:?}", resumed.warnings);
+            // Whole again: a third run draws nothing, a plain fit of the file gives the same.
+            let mut sampler = cost();
+            assert_eq!(options.run(&mut sampler, &mut go_on).unwrap().fit, in_memory.fit);
+            assert_eq!(sampler.calls, 0);
+        }
+    }
+}
+
+#[test]
+fn the_cache_is_a_sample_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let fitted = small(Some(&path)).run(&mut cost(), &mut go_on).unwrap();
+    let content = std::fs::read_to_string(&path).unwrap();
+    assert!(content.starts_with("loss,grad_norm,batchsize,time\n"));
+    let mut statistics = SampleStatistics::new();
+    for sample in read_samples(&path).unwrap() {
+        statistics.push(&sample).unwrap();
+    }
+    assert_eq!(fit(&statistics).unwrap(), fitted.fit);
+}
+
+#[test]
+fn caches_of_others_are_read_and_kept_in_their_form() {
+    let folder = tempfile::tempdir().unwrap();
+    for (header, row) in [
+        ("run,time,batchsize,grad_norm,loss", "7,0.5,30,50.25,2.5"),
+        ("loss,sq_grad_norm,grad_norm,batchsize,time,note", "2.5,2525.0625,50.25,30,0.5,\"x, y\""),
+    ] {
+        let path = folder.path().join("other.csv");
+        std::fs::write(&path, format!("{header}\n{row}\n")).unwrap();
+        let fitted = small(Some(&path)).run(&mut cost(), &mut go_on).unwrap();
+        let content = std::fs::read_to_string(&path).unwrap();
+        assert!(content.starts_with(&format!("{header}\n{row}\n")));
+        assert!(content.ends_with('\n'));
+        let samples = read_samples(&path).unwrap();
+        assert_eq!(samples.len() as u64, fitted.fit.batches);
+        assert_eq!(samples[0], Sample { loss: 2.5, sq_grad_norm: 2525.0625, batch_size: 30 });
+        let mut sampler = cost();
+        assert_eq!(small(Some(&path)).run(&mut sampler, &mut go_on).unwrap().fit, fitted.fit);
+        assert_eq!(sampler.calls, 0);
+    }
+}
+
+#[test]
+fn a_cache_with_more_than_needed_is_used_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let long = AutoFit { tolerance: 0.2, ..small(Some(&path)) }.run(&mut cost(), &mut go_on).unwrap();
+    let mut sampler = cost();
+    let again = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap();
+    assert_eq!((again.statistics, sampler.calls), (long.statistics, 0));
+}
+
+#[test]
+fn seeds_tell_runs_apart() {
+    let run = |seed| AutoFit { seed, ..small(None) }.run(&mut cost(), &mut go_on).unwrap().fit;
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn a_failing_sampler_is_named_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let mut sampler = Simulated { fail_at: Some(7), ..cost() };
+    let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err().to_string();
+    assert!(
+        error.contains("sample 7") && error.contains("out of memory") && error.contains("cache.csv"),
+        "{error}"
+    );
+    assert_eq!(read_samples(&path).unwrap().len(), 7);
+
+    for (loss, sq_grad_norm, word) in [
+        (f64::NAN, 1.0, "loss"),
+        (1.0, f64::INFINITY, "sq_grad_norm"),
+        (1.0, -1.0, "sq_grad_norm"),
+        (1e200, 1.0, "loss"),
+    ] {
+        let mut sampler = (10, move |_, _| Ok(BatchSample { loss, sq_grad_norm }));
+        let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("sample 7"), "{error}");
+        assert_eq!(read_samples(&path).unwrap().len(), 7);
+    }
+    assert_eq!(
+        small(Some(&path)).run(&mut cost(), &mut go_on).unwrap().fit,
+        small(None).run(&mut cost(), &mut go_on).unwrap().fit
+    );
+}
+
+#[test]
+fn a_budget_too_small_returns_the_fit_with_a_warning() {
+    let options = AutoFit { tolerance: 0.05, max_budget: 50_000, ..small(None) };
+    let fitted = options.run(&mut Simulated::new(0.01, 0.85), &mut go_on).unwrap();
+    assert!((45_000..=50_000).contains(&fitted.fit.samples));
+    let [warning] = &fitted.warnings[..] else { panic!("{:?}", fitted.warnings) };
+    assert!(warning.contains("max_budget = 50000") && warning.contains("more are needed"), "{warning}");
+}
+
+#[test]
+fn a_budget_without_any_fit_is_an_error_with_the_reason() {
+    // Losses whose variance falls faster than 1/b.
+    let mut sign = 1.0;
+    let mut sampler = (10, move |b: u64, _| {
+        sign = -sign;
+        Ok(BatchSample { loss: sign * 20.0 / b as f64, sq_grad_norm: 1.0 + 1.0 / b as f64 })
+    });
+    let options = AutoFit { max_budget: 20_000, ..small(None) };
+    match options.run(&mut sampler, &mut go_on) {
+        Err(Error::Estimation(EstimationError::BudgetExhausted {
+            max_budget: 20_000, ref source, ..
+        })) => {
+            assert!(matches!(**source, EstimationError::NonPositiveIntercept { quantity: "variance", .. }));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn caches_that_cannot_be_used_stop_the_run_before_any_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, content: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let mut cases = vec![
+        (folder.path().join("missing/cache.csv"), "missing"),
+        (folder.path().to_path_buf(), ""),
+        (file("bad.csv", "loss,grad_norm,batchsize,time\n1,1,0,0\n1,1,20,0\n"), "row 2"),
+        (file("nan.csv", "loss,grad_norm,batchsize,time\nnan,1,20,0\n"), "row 2"),
+        (file("other.csv", "a,b\n1,2\n"), "row 1"),
+    ];
+    if cfg!(target_os = "linux") {
+        cases.push(("/dev/full".into(), "/dev/full"));
+    }
+    let content = |path: &Path| path.is_file().then(|| std::fs::read(path).unwrap());
+    for (path, word) in cases {
+        let before = content(&path);
+        let mut sampler = cost();
+        let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err();
+        assert!(matches!(error, Error::Io { .. } | Error::File { .. }), "{error:?}");
+        assert!(error.to_string().contains(word), "{error}");
+        assert_eq!(sampler.calls, 0);
+        assert_eq!(before, content(&path));
+    }
+}
+
+#[test]
+fn a_cache_cut_off_in_its_header_starts_afresh() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    for header in ["", "loss,gra", "loss,grad_norm,batchsize,time"] {
+        std::fs::write(&path, header).unwrap();
+        small(Some(&path)).run(&mut cost(), &mut go_on).unwrap();
+        assert!(read_samples(&path).unwrap().len() > 10);
+    }
+}
+
+#[test]
+fn two_runs_do_not_share_a_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let options = small(Some(&path));
+    let mut nested = None;
+    let mut report = |_: &Progress| {
+        nested.get_or_insert_with(|| options.run(&mut cost(), &mut go_on).unwrap_err().to_string());
+        ControlFlow::Continue(())
+    };
+    options.run(&mut cost(), &mut report).unwrap();
+    assert!(nested.unwrap().contains("another process"));
+}
+
+#[test]
+fn bad_options_are_named() {
+    let cases = [
+        (AutoFit { tolerance: 0.0, ..small(None) }, "tolerance"),
+        (AutoFit { tolerance: f64::NAN, ..small(None) }, "tolerance"),
+        (AutoFit { initial_budget: 0, ..small(None) }, "initial_budget"),
+        (AutoFit { min_batch_size: 0, ..small(None) }, "min_batch_size"),
+        (AutoFit { max_batch_size: Some(20), ..small(None) }, "max_batch_size"),
+        (AutoFit { max_budget: 20, ..small(None) }, "max_budget"),
+    ];
+    for (options, word) in cases {
+        match options.run(&mut cost(), &mut go_on) {
+            Err(Error::InvalidArgument { name, .. }) => assert_eq!(name, word),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut sampler = (0, |_, _| Ok(BatchSample { loss: 1.0, sq_grad_norm: 1.0 }));
+    assert!(small(None).run(&mut sampler, &mut go_on).unwrap_err().to_string().contains("dims"));
+}
