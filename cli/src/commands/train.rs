@@ -30,10 +30,10 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = NetworkKind::Mlp)]
     model: NetworkKind,
     /// Passes over the training images
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     epochs: usize,
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
-    #[arg(long, value_name = "B", default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    #[arg(long, value_name = "B", default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
     /// squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
@@ -57,10 +57,10 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
     /// Relative standard deviation of the fitted variance at which auto-fit stops
-    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive)]
+    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive, allow_negative_numbers = true)]
     tolerance: f64,
     /// Images that auto-fit draws at most
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
     max_samples: u64,
     /// Use only this many training images
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(100..=10_000_000))]

@@ -88,6 +88,16 @@ impl Network {
         Ok(network)
     }
 
+    /// A linear classifier, to see what more than that is worth.
+    #[cfg(test)]
+    pub fn linear(dtype: DType, seed: u64) -> Result<Self, CliError> {
+        let mut builder = layers::Builder::new(dtype);
+        let forward = mlp::Mlp::new(&mut builder, &[crate::data::PIXELS, crate::data::CLASSES])?;
+        let network = builder.finish(Box::new(forward));
+        network.initialise(seed)?;
+        Ok(network)
+    }
+
     /// Draws all parameters anew and resets the running averages, in place.
     pub fn initialise(&self, seed: u64) -> Result<(), CliError> {
         self.initialise_from(&mut generator(seed, Purpose::Initialisation))

@@ -183,3 +183,6 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied()
 }
+
+#[cfg(test)]
+mod tests;

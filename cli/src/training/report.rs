@@ -64,9 +64,7 @@ pub fn summarise(seeds: &[SeedReport]) -> Vec<Summary> {
     let complete: Vec<&SeedReport> =
         seeds.iter().filter(|s| s.methods.iter().all(|method| !method.interrupted)).collect();
     let Some(first) = complete.first() else { return Vec::new() };
-    let most = complete.iter().map(|s| s.methods.len()).max().unwrap_or_default();
-    let longest = complete.iter().find(|s| s.methods.len() == most).unwrap_or(first);
-    longest
+    first
         .methods
         .iter()
         .enumerate()
