@@ -6,11 +6,20 @@ use rfdescent::estimation::{Design, DesignKind, DesignProblem};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-const REFERENCE: DesignProblem =
-    DesignProblem { variance: 0.009362, noise_variance: 0.851, min_batch_size: 20, max_batch_size: None };
+const REFERENCE: DesignProblem = DesignProblem {
+    variance: 0.009362,
+    noise_variance: 0.851,
+    min_batch_size: 20,
+    max_batch_size: None,
+};
 
 fn problem(variance: f64, noise_variance: f64, min: u64, max: Option<u64>) -> DesignProblem {
-    DesignProblem { variance, noise_variance, min_batch_size: min, max_batch_size: max }
+    DesignProblem {
+        variance,
+        noise_variance,
+        min_batch_size: min,
+        max_batch_size: max,
+    }
 }
 
 /// The paper's Eq. "the optimization target", in its own form, for a distribution given as (b, weight).
@@ -19,7 +28,10 @@ fn target(problem: &DesignProblem, points: &[(u64, f64)]) -> f64 {
     let expectation = |f: &dyn Fn(f64, f64) -> f64| {
         let terms = points.iter().map(|&(b, p)| {
             let b = b as f64;
-            p * f(b, 1.0 / (2.0 * (problem.variance + problem.noise_variance / b).powi(2)))
+            p * f(
+                b,
+                1.0 / (2.0 * (problem.variance + problem.noise_variance / b).powi(2)),
+            )
         });
         terms.sum::<f64>() / total
     };
@@ -37,11 +49,17 @@ fn close(got: f64, want: f64, relative: f64) -> bool {
 fn published_values() {
     let exact = REFERENCE.design(DesignKind::COptimal).unwrap();
     assert!(close(exact.objective(), 0.114288, 1e-5), "{}", exact.objective());
-    let [(left, share), (right, _)] = exact.points() else { panic!("{:?}", exact.points()) };
+    let [(left, share), (right, _)] = exact.points() else {
+        panic!("{:?}", exact.points())
+    };
     assert_eq!((*left, *right), (20, 225));
     assert!((share - 0.541).abs() < 5e-4, "{share}");
     // 0.114288/(0.3·0.009362)²
-    assert!(close(exact.samples_needed(0.3), 14488.4, 1e-5), "{}", exact.samples_needed(0.3));
+    assert!(
+        close(exact.samples_needed(0.3), 14488.4, 1e-5),
+        "{}",
+        exact.samples_needed(0.3)
+    );
 
     let gibbs = REFERENCE.design(DesignKind::Gibbs).unwrap();
     assert!(close(gibbs.objective(), 0.19044, 5e-5), "{}", gibbs.objective());
@@ -53,7 +71,11 @@ fn the_objective_is_the_papers() {
         let design = REFERENCE.design(kind).unwrap();
         let want = target(&REFERENCE, design.points());
         // Sums of 5,000 terms, all positive: 5,000 units of roundoff at the very most.
-        assert!(close(design.objective(), want, 1e-12), "{kind}: {} {want}", design.objective());
+        assert!(
+            close(design.objective(), want, 1e-12),
+            "{kind}: {} {want}",
+            design.objective()
+        );
     }
 }
 
@@ -103,7 +125,11 @@ fn c_optimal_is_the_best_of_all_pairs() {
         let design = problem.design(DesignKind::COptimal).unwrap();
         // The optimum without a maximum is far below 700 in these problems.
         let want = best_pair(&problem, problem.max_batch_size.unwrap_or(700));
-        assert!(close(design.objective(), want, 1e-12), "{problem:?}: {} {want}", design.objective());
+        assert!(
+            close(design.objective(), want, 1e-12),
+            "{problem:?}: {} {want}",
+            design.objective()
+        );
     }
 }
 
@@ -137,10 +163,17 @@ fn gibbs_is_the_best_on_a_grid_of_both_parameters() {
         let attraction = lambda1 / (2.0 * problem.variance.powi(2));
         assert!(close(gibbs(&problem, attraction, cost), got, 1e-9), "{problem:?}");
 
-        let mean = problem.design(DesignKind::COptimal).unwrap().expected_batch_size();
+        let mean = problem
+            .design(DesignKind::COptimal)
+            .unwrap()
+            .expected_batch_size();
         let mut best = (f64::INFINITY, 0.0, 0.0);
         for i in 0..=30 {
-            let attraction = if i == 0 { 0.0 } else { 1024.0 * 0.72f64.powi(30 - i) };
+            let attraction = if i == 0 {
+                0.0
+            } else {
+                1024.0 * 0.72f64.powi(30 - i)
+            };
             for j in 0..=40 {
                 let cost = 0.02 / mean * 1.3f64.powi(j);
                 let value = gibbs(&problem, attraction, cost);
@@ -150,7 +183,10 @@ fn gibbs_is_the_best_on_a_grid_of_both_parameters() {
             }
         }
         println!("{problem:?}: {got} at {attraction} {cost}, grid {best:?}");
-        assert!(got <= best.0 * (1.0 + 1e-9), "{problem:?}: {got} at {attraction}, {cost}; grid {best:?}");
+        assert!(
+            got <= best.0 * (1.0 + 1e-9),
+            "{problem:?}: {got} at {attraction}, {cost}; grid {best:?}"
+        );
     }
 }
 
@@ -158,7 +194,8 @@ fn gibbs_is_the_best_on_a_grid_of_both_parameters() {
 fn joined(drawn: &BTreeMap<u64, u64>, new: &[(u64, f64)], budget: f64) -> Vec<(u64, f64)> {
     let mean: f64 = new.iter().map(|&(b, share)| b as f64 * share).sum();
     let old = drawn.iter().map(|(&b, &count)| (b, count as f64));
-    old.chain(new.iter().map(|&(b, share)| (b, share * budget / mean))).collect()
+    old.chain(new.iter().map(|&(b, share)| (b, share * budget / mean)))
+        .collect()
 }
 
 fn drawn() -> impl Strategy<Value = BTreeMap<u64, u64>> {
@@ -225,10 +262,32 @@ fn gibbs_after_earlier_batches_leaves_out_what_is_there() {
 }
 
 #[test]
+fn impossible_histories_do_no_harm() {
+    let problem = problem(0.01, 1.0, 20, Some(21));
+    for kind in [DesignKind::Gibbs, DesignKind::COptimal] {
+        for drawn in [
+            BTreeMap::from([(0, 5)]),
+            BTreeMap::from([(20, u64::MAX), (21, u64::MAX)]),
+        ] {
+            let after = problem.design(kind).unwrap().after(&drawn, 0);
+            let total: f64 = after.points().iter().map(|p| p.1).sum();
+            assert!(
+                (total - 1.0).abs() < 1e-12,
+                "{kind} {drawn:?} {:?}",
+                after.points()
+            );
+        }
+    }
+}
+
+#[test]
 fn quantiles_follow_the_shares() {
     let design = REFERENCE.design(DesignKind::COptimal).unwrap();
     let share = design.points()[0].1;
-    assert_eq!((design.quantile(share - 1e-9), design.quantile(share + 1e-9)), (20, 225));
+    assert_eq!(
+        (design.quantile(share - 1e-9), design.quantile(share + 1e-9)),
+        (20, 225)
+    );
 }
 
 #[test]
@@ -248,5 +307,11 @@ fn bad_problems_are_named_errors() {
             other => panic!("{problem:?}: {:?}", other.map(|d| d.objective())),
         }
     }
-    assert!("optimal".parse::<DesignKind>().unwrap_err().to_string().contains("c-optimal"));
+    assert!(
+        "optimal"
+            .parse::<DesignKind>()
+            .unwrap_err()
+            .to_string()
+            .contains("c-optimal")
+    );
 }

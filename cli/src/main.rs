@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{step_size, train};
+use commands::{fit, plan, step_size, train};
 use error::CliError;
 
 /// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator hands back
@@ -34,7 +34,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(train::TrainArgs),
+    Fit(fit::FitArgs),
     StepSize(step_size::StepSizeArgs),
+    Plan(plan::PlanArgs),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Train(args) => train::run(&args),
+        Command::Fit(args) => fit::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::StepSize(args) => step_size::run(&args),
     };
     match result {

@@ -1,0 +1,203 @@
+//! `rfdescent fit`: a covariance model from a file of samples.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use rfdescent::covariance::{Family, Model};
+use rfdescent::estimation::{Diagnostics, Fit, SampleStatistics, fit, read_samples};
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Fit mean and variances, and the covariance model they determine, to samples at random initialisations.
+#[derive(Debug, clap::Args)]
+pub struct FitArgs {
+    /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; others are ignored.
+    #[arg(value_name = "SAMPLES.csv")]
+    samples: PathBuf,
+
+    /// The covariance: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5.
+    #[arg(long, value_name = "NAME", default_value = "squared_exponential")]
+    model: String,
+
+    /// Number of parameters of the cost; without it there is no length scale and no step size.
+    #[arg(long, value_name = "D")]
+    dims: Option<u64>,
+
+    /// Relative standard deviation of the variance above which to warn.
+    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    tolerance: f64,
+
+    /// Write the fitted model to this file; needs --dims.
+    #[arg(long, value_name = "MODEL.json")]
+    output: Option<PathBuf>,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the command prints; the field names are those of the JSON.
+#[derive(Serialize)]
+struct Report {
+    batches: u64,
+    samples: u64,
+    mean: f64,
+    variance: f64,
+    noise_variance: f64,
+    grad_variance: f64,
+    noise_grad_variance: f64,
+    relative_std: f64,
+    tolerance: f64,
+    /// Examples still to be drawn to reach the tolerance; 0 when it is reached.
+    further_samples: u64,
+    iterations_loss: u32,
+    iterations_grad: u32,
+    model: String,
+    dims: Option<u64>,
+    length_scale: Option<f64>,
+    /// For a limiting loss of 0 and full batches.
+    asymptotic_learning_rate: Option<f64>,
+    plateau_step_size: Option<f64>,
+    diagnostics: Diagnostics,
+}
+
+/// Runs the command; prints and writes nothing unless all of it succeeds.
+pub fn run(args: &FitArgs) -> Result<(), CliError> {
+    let family: Family = args
+        .model
+        .parse()
+        .map_err(|error| CliError::Usage(format!("--model: {error}")))?;
+    if args.dims == Some(0) {
+        return Err(CliError::Usage("--dims 0: must be at least 1".into()));
+    }
+    if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
+        return Err(CliError::Usage(format!(
+            "--tolerance {}: must be above 0",
+            args.tolerance
+        )));
+    }
+    if args.output.is_some() && args.dims.is_none() {
+        let text = "--output: a model needs the number of parameters: add --dims D";
+        return Err(CliError::Usage(text.into()));
+    }
+
+    let (statistics, fit) = fitted(args)?;
+    let model = match args.dims {
+        Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
+        None => None,
+    };
+    let unreliable = fit.reliability(args.tolerance);
+    let mut warnings: Vec<String> = unreliable.iter().map(ToString::to_string).collect();
+    let asymptotic_learning_rate = model.as_ref().and_then(|model| {
+        let rate = model.asymptotic_learning_rate(0.0, 0.0);
+        rate.map_err(|error| {
+            warnings.push(format!(
+                "no asymptotic learning rate for a limiting loss of 0: {error}"
+            ))
+        })
+        .ok()
+    });
+    let report = Report {
+        batches: fit.batches,
+        samples: fit.samples,
+        mean: fit.mean,
+        variance: fit.variance,
+        noise_variance: fit.noise_variance,
+        grad_variance: fit.grad_variance,
+        noise_grad_variance: fit.noise_grad_variance,
+        relative_std: fit.relative_std,
+        tolerance: args.tolerance,
+        further_samples: unreliable.map_or(0, |unreliable| unreliable.further_samples),
+        iterations_loss: fit.iterations_loss,
+        iterations_grad: fit.iterations_grad,
+        model: family.to_string(),
+        dims: args.dims,
+        length_scale: model.as_ref().map(Model::length_scale),
+        asymptotic_learning_rate,
+        plateau_step_size: model.as_ref().map(Model::plateau_step_size),
+        diagnostics: Diagnostics::new(&statistics, &fit, args.dims),
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).map_err(|error| data(args, error))? + "\n"
+    } else {
+        report.to_text()
+    };
+    if let (Some(model), Some(path)) = (&model, &args.output) {
+        // Whatever is wrong with the file is the file's fault, not the command line's.
+        model
+            .save(path)
+            .map_err(|error| CliError::Data(error.to_string()))?;
+    }
+    for warning in warnings {
+        eprintln!("warning: {}: {warning}", args.samples.display());
+    }
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+}
+
+fn fitted(args: &FitArgs) -> Result<(SampleStatistics, Fit), CliError> {
+    let samples = read_samples(&args.samples).map_err(|error| CliError::Data(error.to_string()))?;
+    let mut statistics = SampleStatistics::new();
+    for sample in &samples {
+        statistics.push(sample).map_err(|error| data(args, error))?;
+    }
+    let fit = fit(&statistics).map_err(|error| data(args, error))?;
+    Ok((statistics, fit))
+}
+
+fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
+    CliError::Data(format!("{}: {problem}", args.samples.display()))
+}
+
+impl Report {
+    fn to_text(&self) -> String {
+        let optional = |value: Option<f64>, otherwise: &str| {
+            value.map_or_else(|| format!("-  ({otherwise})"), |value| format!("{value:.6}"))
+        };
+        let small = |value: f64| format!("{value:.6e}");
+        let needs_dims = |value: Option<f64>| match value {
+            Some(value) => small(value),
+            None if self.dims.is_none() => "-  (needs --dims)".into(),
+            None => "-".into(),
+        };
+        let d = &self.diagnostics;
+        let rows = [
+            ("batches", self.batches.to_string()),
+            ("samples", self.samples.to_string()),
+            ("mean", format!("{:.6}", self.mean)),
+            ("variance", small(self.variance)),
+            ("noise_variance", small(self.noise_variance)),
+            ("grad_variance", small(self.grad_variance)),
+            ("noise_grad_variance", small(self.noise_grad_variance)),
+            ("relative_std", format!("{:.6}", self.relative_std)),
+            ("model", self.model.clone()),
+            ("length_scale", needs_dims(self.length_scale)),
+            (
+                "asymptotic_learning_rate",
+                needs_dims(self.asymptotic_learning_rate),
+            ),
+            ("plateau_step_size", needs_dims(self.plateau_step_size)),
+            ("skewness", format!("{:.6}", d.skewness)),
+            ("excess_kurtosis", format!("{:.6}", d.excess_kurtosis)),
+            (
+                "normality_p_value",
+                optional(d.normality_p_value, "needs 20 batches"),
+            ),
+            (
+                "grad_relative_variance",
+                d.grad_relative_variance.map_or("-".into(), small),
+            ),
+            (
+                "grad_effective_dims",
+                d.grad_effective_dims
+                    .map_or("-".into(), |dims| format!("{dims:.1}")),
+            ),
+            ("grad_spread_ratio", needs_dims(d.grad_spread_ratio)),
+        ];
+        rows.iter()
+            .map(|(name, value)| format!("{name:<25} {value}\n"))
+            .collect()
+    }
+}

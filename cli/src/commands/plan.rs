@@ -1,0 +1,147 @@
+//! `rfdescent plan`: which batch sizes to sample, and how many examples that takes.
+
+use std::io::Write;
+
+use rfdescent::Error;
+use rfdescent::estimation::{Design, DesignKind, DesignProblem};
+use serde_json::json;
+
+use crate::error::CliError;
+
+/// Plan the batch sizes of samples from which the variance is to be fitted.
+#[derive(Debug, clap::Args)]
+pub struct PlanArgs {
+    /// C(0), the variance of the cost, as far as known.
+    #[arg(long, value_name = "V", allow_negative_numbers = true)]
+    variance: f64,
+
+    /// The variance of one example's loss around the cost, as far as known.
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    noise_variance: f64,
+
+    /// Smallest batch size.
+    #[arg(long, value_name = "B", default_value_t = 20)]
+    min_batch: u64,
+
+    /// Largest batch size, e.g. the size of the data set.
+    #[arg(long, value_name = "B")]
+    max_batch: Option<u64>,
+
+    /// gibbs spreads the batch sizes out; c-optimal names the two that need the fewest examples.
+    #[arg(long, value_name = "NAME", default_value = "gibbs")]
+    design: String,
+
+    /// Relative standard deviation of the fitted variance to reach.
+    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    tolerance: f64,
+
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<(), CliError> {
+    if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
+        return Err(CliError::Usage(format!(
+            "--tolerance {}: must be above 0",
+            args.tolerance
+        )));
+    }
+    let kind: DesignKind = args.design.parse().map_err(usage)?;
+    let problem = DesignProblem {
+        variance: args.variance,
+        noise_variance: args.noise_variance,
+        min_batch_size: args.min_batch,
+        max_batch_size: args.max_batch,
+    };
+    let design = problem.design(kind).map_err(usage)?;
+    let text = if args.json {
+        to_json(&design, args.tolerance)
+    } else {
+        to_text(&design, args.tolerance)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+}
+
+/// The library's names of arguments as this command's options.
+fn usage(error: Error) -> CliError {
+    match error {
+        Error::InvalidArgument {
+            name,
+            value,
+            expected,
+        } => {
+            let option = match name.as_str() {
+                "min_batch_size" => "min-batch".into(),
+                "max_batch_size" => "max-batch".into(),
+                _ => name.replace('_', "-"),
+            };
+            CliError::Usage(format!("--{option} {value}: {expected}"))
+        }
+        other => CliError::Usage(other.to_string()),
+    }
+}
+
+fn to_json(design: &Design, tolerance: f64) -> String {
+    let points: Vec<_> = design
+        .points()
+        .iter()
+        .map(|(b, weight)| json!({ "batch_size": b, "weight": weight }))
+        .collect();
+    let value = json!({
+        "design": design.kind().to_string(),
+        "objective": design.objective(),
+        "tolerance": tolerance,
+        "samples_needed": design.samples_needed(tolerance).ceil(),
+        "batches_needed": batches(design, tolerance),
+        "expected_batch_size": design.expected_batch_size(),
+        "lambda": design.lambda(),
+        "points": points,
+    });
+    format!("{value:#}\n")
+}
+
+fn batches(design: &Design, tolerance: f64) -> f64 {
+    (design.samples_needed(tolerance) / design.expected_batch_size()).ceil()
+}
+
+fn to_text(design: &Design, tolerance: f64) -> String {
+    let mut rows = vec![
+        ("design".to_string(), design.kind().to_string()),
+        ("objective".into(), format!("{:.6e}", design.objective())),
+        (
+            "samples_needed".into(),
+            format!(
+                "{}  (tolerance {tolerance})",
+                design.samples_needed(tolerance).ceil()
+            ),
+        ),
+        ("batches_needed".into(), batches(design, tolerance).to_string()),
+        (
+            "expected_batch_size".into(),
+            format!("{:.2}", design.expected_batch_size()),
+        ),
+    ];
+    match design.lambda() {
+        Some([lambda1, lambda2]) => {
+            rows.push(("lambda_1".into(), format!("{lambda1:.6e}")));
+            rows.push(("lambda_2".into(), format!("{lambda2:.6e}")));
+            for percent in [0, 10, 25, 50, 75, 90, 99] {
+                let batch_size = design.quantile(f64::from(percent) / 100.0);
+                rows.push((format!("batch_size_at_{percent}%"), batch_size.to_string()));
+            }
+        }
+        None => rows.extend(
+            design
+                .points()
+                .iter()
+                .map(|(b, weight)| (format!("weight_of_batch_size_{b}"), format!("{weight:.6}"))),
+        ),
+    }
+    rows.iter()
+        .map(|(name, value)| format!("{name:<28} {value}\n"))
+        .collect()
+}

@@ -1,0 +1,201 @@
+//! `rfdescent fit` as a user runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use rfdescent::covariance::Model;
+use serde_json::Value;
+
+fn fit() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rfdescent"));
+    command.arg("fit");
+    command
+}
+
+/// Losses at 2 ± √(0.01 + 0.8/b), ‖g‖² = 500 + 9e4/b: the fit is exact.
+fn exact_samples(folder: &Path) -> PathBuf {
+    let mut text = String::from("loss,grad_norm,batchsize,time\n");
+    for b in [20.0, 50.0, 225.0, 1000.0f64] {
+        let (std, norm) = ((0.01 + 0.8 / b).sqrt(), (500.0 + 9e4 / b).sqrt());
+        for loss in [2.0 + std, 2.0 - std] {
+            text += &format!("{loss},{norm},{b},0\n");
+        }
+    }
+    let path = folder.join("samples.csv");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_slice(&command.assert().success().get_output().stdout).unwrap()
+}
+
+#[test]
+fn golden_fits() {
+    let shared = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared"));
+    let table = shared.join("golden/covariance_fits.csv");
+    if !table.exists() {
+        println!("skipped: {} not found", table.display());
+        return;
+    }
+    let mut reader = csv::Reader::from_path(&table).unwrap();
+    let header = reader.headers().unwrap().clone();
+    for row in reader.records() {
+        let row = row.unwrap();
+        let file = shared.join("data/covariance").join(&row[0]);
+        let got = json(fit().arg(file).args(["--json", "--dims", "2291972"]));
+        for name in [
+            "mean",
+            "variance",
+            "noise_variance",
+            "grad_variance",
+            "noise_grad_variance",
+            "relative_std",
+        ] {
+            let want: f64 = row[header.iter().position(|h| h == name).unwrap()]
+                .parse()
+                .unwrap();
+            let error = (got[name].as_f64().unwrap() / want - 1.0).abs();
+            assert!(error <= 1e-9, "{} {name}: {error:e}", &row[0]);
+        }
+        assert!(got["length_scale"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn all_numbers_with_dims_and_nulls_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let got = json(
+        fit()
+            .arg(&samples)
+            .args(["--json", "--dims", "1000", "--tolerance", "9"]),
+    );
+    let close = |name: &str, want: f64| {
+        let got = got[name].as_f64().unwrap();
+        assert!(
+            (got / want - 1.0).abs() < 1e-11,
+            "{name}: {got} instead of {want}"
+        );
+    };
+    // Squared exponential: length scale² = C(0)·d/500, which is the square of the plateau too;
+    // asymptotic rate = C(0)/(−C'(0)·μ) = (0.01/(500/1000))/2 in the units of the length scale per dimension.
+    let length_scale = (0.01f64 * 1000.0 / 500.0).sqrt();
+    close("length_scale", length_scale);
+    close("plateau_step_size", length_scale);
+    close("asymptotic_learning_rate", length_scale * length_scale / 2.0);
+    close("mean", 2.0);
+    close("noise_grad_variance", 9e4);
+
+    let got = json(fit().arg(&samples).args(["--json", "--tolerance", "9"]));
+    for name in [
+        "length_scale",
+        "asymptotic_learning_rate",
+        "plateau_step_size",
+        "dims",
+    ] {
+        assert!(got.as_object().unwrap()[name].is_null(), "{name}");
+    }
+    let text = fit().arg(&samples).args(["--tolerance", "9"]).assert().success();
+    text.stdout(predicate::str::contains("needs --dims")).stderr("");
+}
+
+#[test]
+fn an_unreliable_fit_warns_on_standard_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let assert = fit().arg(&samples).arg("--json").assert().success();
+    let assert =
+        assert.stderr(predicate::str::contains("warning").and(predicate::str::contains("more are needed")));
+    let got: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    assert!(got["further_samples"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_model_file_holds_the_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let output = folder.path().join("model.json");
+    let got = json(
+        fit()
+            .arg(&samples)
+            .args(["--json", "--dims", "1000", "--model", "matern:1.5", "--output"])
+            .arg(&output),
+    );
+    let model = Model::load(&output).unwrap();
+    assert_eq!(got["variance"].as_f64().unwrap(), model.moments().variance);
+    assert_eq!(got["length_scale"].as_f64().unwrap(), model.length_scale());
+    assert_eq!(got["model"], "matern:1.5");
+}
+
+/// One line, the given words, the given status, nothing on standard output.
+fn refused(command: &mut Command, code: i32, words: &[&str]) {
+    let assert = command.assert().code(code).stdout("");
+    let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    for word in words {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+}
+
+#[test]
+fn bad_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let output = folder.path().join("model.json");
+    refused(
+        fit().arg(&samples).arg("--output").arg(&output),
+        2,
+        &["--output", "--dims"],
+    );
+    refused(fit().arg(&samples).args(["--dims", "0"]), 2, &["--dims"]);
+    refused(
+        fit().arg(&samples).args(["--tolerance", "-1"]),
+        2,
+        &["--tolerance"],
+    );
+    refused(
+        fit().arg(&samples).args(["--model", "cubic"]),
+        2,
+        &["--model", "cubic"],
+    );
+    assert!(!output.exists());
+}
+
+#[test]
+fn bad_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.json");
+    let head = "loss,grad_norm,batchsize,time\n1,1,20,0\n";
+    for (content, words) in [
+        (format!("{head}nan,1,20,0\n"), ["row 3", "loss"]),
+        (format!("{head}1,-1,20,0\n"), ["row 3", "grad_norm"]),
+        (format!("{head}1,1,0,0\n"), ["row 3", "batchsize"]),
+        (format!("{head}1,1,2"), ["row 3", "fields"]),
+        (head.to_string(), ["distinct batch size", "larger"]),
+        (String::new(), ["row 1", "header"]),
+    ] {
+        let path = folder.path().join("bad.csv");
+        fs::write(&path, content).unwrap();
+        let words: Vec<&str> = words.into_iter().chain(["bad.csv"]).collect();
+        refused(
+            fit().arg(&path).args(["--dims", "10", "--output"]).arg(&output),
+            1,
+            &words,
+        );
+        assert!(!output.exists());
+    }
+    refused(fit().arg(folder.path().join("none.csv")), 1, &["none.csv"]);
+    let nowhere = folder.path().join("missing/model.json");
+    let samples = exact_samples(folder.path());
+    refused(
+        fit()
+            .arg(&samples)
+            .args(["--tolerance", "9", "--dims", "10", "--output"])
+            .arg(nowhere),
+        1,
+        &["model.json"],
+    );
+}
