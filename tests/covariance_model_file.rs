@@ -24,10 +24,7 @@ fn moments() -> Moments {
 fn names_read_back() {
     for family in families() {
         assert_eq!(family.to_string().parse::<Family>().unwrap(), family);
-        assert_eq!(
-            serde_json::from_str::<Family>(&serde_json::to_string(&family).unwrap()).unwrap(),
-            family
-        );
+        assert_eq!(serde_json::from_str::<Family>(&serde_json::to_string(&family).unwrap()).unwrap(), family);
     }
     for (alias, name) in [
         ("se", "squared_exponential"),
@@ -62,29 +59,16 @@ fn names_read_back() {
         assert_eq!(mode.to_string().parse::<StepMode>().unwrap(), mode);
         assert_eq!(serde_json::to_string(&mode).unwrap(), format!("\"{mode}\""));
     }
-    assert!(
-        "sgd"
-            .parse::<StepMode>()
-            .unwrap_err()
-            .to_string()
-            .contains("clipped-a-rfd")
-    );
+    assert!("sgd".parse::<StepMode>().unwrap_err().to_string().contains("clipped-a-rfd"));
 }
 
 #[test]
 fn options_are_checked() {
     for conservatism in [-0.1, 1.0, f64::NAN, f64::INFINITY] {
-        let message = StepRule::new(StepMode::Rfd, conservatism)
-            .unwrap_err()
-            .to_string();
+        let message = StepRule::new(StepMode::Rfd, conservatism).unwrap_err().to_string();
         assert!(message.starts_with("conservatism = "), "{message}");
     }
-    assert!(
-        StepRule::new(StepMode::ARfd, 0.5)
-            .unwrap_err()
-            .to_string()
-            .contains("a-rfd")
-    );
+    assert!(StepRule::new(StepMode::ARfd, 0.5).unwrap_err().to_string().contains("a-rfd"));
     for inv_batch_size in [-0.1, 1.5, f64::NAN, f64::INFINITY] {
         let message = validate_inv_batch_size(inv_batch_size).unwrap_err().to_string();
         assert!(message.starts_with("inv_batch_size = "), "{message}");
@@ -98,26 +82,10 @@ fn moments_are_checked() {
     type Change = fn(&mut Moments, f64);
     let changes: [(&str, Change, &[f64]); 5] = [
         ("mean", |m, v| m.mean = v, &[f64::NAN, f64::INFINITY]),
-        (
-            "variance",
-            |m, v| m.variance = v,
-            &[f64::NAN, f64::INFINITY, 0.0, -1.0],
-        ),
-        (
-            "noise_variance",
-            |m, v| m.noise_variance = v,
-            &[f64::NAN, f64::INFINITY, -1.0],
-        ),
-        (
-            "grad_variance",
-            |m, v| m.grad_variance = v,
-            &[f64::NAN, f64::INFINITY, 0.0, -1.0],
-        ),
-        (
-            "noise_grad_variance",
-            |m, v| m.noise_grad_variance = v,
-            &[f64::NAN, f64::INFINITY, -1.0],
-        ),
+        ("variance", |m, v| m.variance = v, &[f64::NAN, f64::INFINITY, 0.0, -1.0]),
+        ("noise_variance", |m, v| m.noise_variance = v, &[f64::NAN, f64::INFINITY, -1.0]),
+        ("grad_variance", |m, v| m.grad_variance = v, &[f64::NAN, f64::INFINITY, 0.0, -1.0]),
+        ("noise_grad_variance", |m, v| m.noise_grad_variance = v, &[f64::NAN, f64::INFINITY, -1.0]),
     ];
     for (name, change, values) in changes {
         for value in values {
@@ -130,21 +98,10 @@ fn moments_are_checked() {
             );
         }
     }
-    let message = Model::new(Family::Matern32, Moments { dims: 0, ..moments() })
-        .unwrap_err()
-        .to_string();
+    let message = Model::new(Family::Matern32, Moments { dims: 0, ..moments() }).unwrap_err().to_string();
     assert!(message.starts_with("dims = 0"), "{message}");
-    let tiny = Moments {
-        variance: 1e-300,
-        grad_variance: 1e300,
-        ..moments()
-    };
-    assert!(
-        Model::new(Family::Matern32, tiny)
-            .unwrap_err()
-            .to_string()
-            .contains("length scale")
-    );
+    let tiny = Moments { variance: 1e-300, grad_variance: 1e300, ..moments() };
+    assert!(Model::new(Family::Matern32, tiny).unwrap_err().to_string().contains("length scale"));
 }
 
 #[test]
@@ -157,52 +114,24 @@ fn models_read_back_to_the_same_bits() {
         let loaded = Model::load(&path).unwrap();
         assert_eq!((loaded.family(), *loaded.moments()), (Some(family), moments()));
         assert_eq!(loaded.length_scale().to_bits(), model.length_scale().to_bits());
-        assert_eq!(
-            Model::from_json(&model.to_json().unwrap()).unwrap().moments(),
-            model.moments()
-        );
+        assert_eq!(Model::from_json(&model.to_json().unwrap()).unwrap().moments(), model.moments());
     }
-    assert_eq!(
-        fs::read_dir(&folder).unwrap().count(),
-        1,
-        "no temporary file is left"
-    );
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no temporary file is left");
 }
 
 #[test]
 fn what_is_wrong_with_a_model_file_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.json");
-    let good = Model::new(Family::Matern32, moments())
-        .unwrap()
-        .to_json()
-        .unwrap();
+    let good = Model::new(Family::Matern32, moments()).unwrap().to_json().unwrap();
     for (text, said) in [
-        (
-            good.replace("\"version\": 1", "\"version\": 2"),
-            vec!["is 2", "version 1"],
-        ),
-        (
-            good.replace("  \"version\": 1,\n", ""),
-            vec!["missing", "version 1"],
-        ),
-        (
-            good.replace("rfdescent-model", "other"),
-            vec!["`format`", "rfdescent-model"],
-        ),
+        (good.replace("\"version\": 1", "\"version\": 2"), vec!["is 2", "version 1"]),
+        (good.replace("  \"version\": 1,\n", ""), vec!["missing", "version 1"]),
+        (good.replace("rfdescent-model", "other"), vec!["`format`", "rfdescent-model"]),
         (good.replace("\"mean\"", "\"average\""), vec!["average", "mean"]),
-        (
-            good.replace("\"dims\": 18446744073709551615", "\"dims\": -3"),
-            vec!["-3"],
-        ),
-        (
-            good.replace("matern:1.5", "matern:9"),
-            vec!["matern:9", "matern:2.5"],
-        ),
-        (
-            good.replace("\"noise_variance\": 0.0", "\"noise_variance\": -1.0"),
-            vec!["noise_variance = -1"],
-        ),
+        (good.replace("\"dims\": 18446744073709551615", "\"dims\": -3"), vec!["-3"]),
+        (good.replace("matern:1.5", "matern:9"), vec!["matern:9", "matern:2.5"]),
+        (good.replace("\"noise_variance\": 0.0", "\"noise_variance\": -1.0"), vec!["noise_variance = -1"]),
         (good[..good.len() / 2].to_string(), vec!["not a fitted model"]),
         ("[]".to_string(), vec!["`format`"]),
         (String::new(), vec!["not a fitted model"]),
@@ -220,23 +149,15 @@ fn what_is_wrong_with_a_model_file_is_said() {
     }
     let missing = folder.path().join("none.json");
     let error = Model::load(&missing).unwrap_err();
-    assert!(
-        matches!(error, Error::Io { .. }) && error.to_string().contains("none.json"),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("none.json"), "{error}");
 }
 
 #[test]
 fn nothing_is_left_half_written() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::new(Family::Matern32, moments()).unwrap();
-    let error = model
-        .save(&folder.path().join("missing").join("model.json"))
-        .unwrap_err();
-    assert!(
-        matches!(error, Error::Io { .. }) && error.to_string().contains("model.json"),
-        "{error}"
-    );
+    let error = model.save(&folder.path().join("missing").join("model.json")).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("model.json"), "{error}");
     // A folder in the file's place: the rename fails and the temporary file goes.
     let occupied = folder.path().join("model.json");
     fs::create_dir(&occupied).unwrap();
@@ -249,13 +170,7 @@ fn user_covariances_cannot_be_saved() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::with_covariance(opaque(Family::Matern32), moments()).unwrap();
     assert_eq!(model.family(), None);
-    let message = model
-        .save(&folder.path().join("model.json"))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        message.contains("opaque") && message.contains("with_covariance"),
-        "{message}"
-    );
+    let message = model.save(&folder.path().join("model.json")).unwrap_err().to_string();
+    assert!(message.contains("opaque") && message.contains("with_covariance"), "{message}");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
 }

@@ -22,9 +22,7 @@ fn family() -> impl Strategy<Value = Family> {
         Just(Family::SquaredExponential),
         Just(Family::Matern32),
         Just(Family::Matern52),
-        (-6.0..6.0f64).prop_map(|exponent| Family::RationalQuadratic {
-            beta: 10f64.powf(exponent)
-        }),
+        (-6.0..6.0f64).prop_map(|exponent| Family::RationalQuadratic { beta: 10f64.powf(exponent) }),
     ]
 }
 
@@ -74,10 +72,7 @@ prop_compose! {
 /// The objective of the definition, in units of the standard deviation of the cost.
 fn bound(model: &Model, observation: &Observation, quantile: f64, step_size: f64) -> f64 {
     let mean = model.conditional_mean(observation, step_size).unwrap().value - model.moments().mean;
-    let variance = model
-        .conditional_variance(observation.inv_batch_size, step_size)
-        .unwrap()
-        .value;
+    let variance = model.conditional_variance(observation.inv_batch_size, step_size).unwrap().value;
     mean / model.moments().variance.sqrt() + quantile * (variance / model.moments().variance).sqrt()
 }
 
@@ -239,19 +234,12 @@ fn extreme_observations() {
                 for model in std::iter::once(Model::new(family, moments)).chain(generic) {
                     let model = model.unwrap();
                     for loss in [-f64::MAX, -1e300, 0.0, 1.0 - 1e-15, 1.0, f64::MAX] {
-                        let conservative = if model.family().is_some() {
-                            1.0 - f64::EPSILON / 2.0
-                        } else {
-                            0.0
-                        };
+                        let conservative =
+                            if model.family().is_some() { 1.0 - f64::EPSILON / 2.0 } else { 0.0 };
                         for conservatism in [0.0, conservative] {
                             let mut previous = 0.0;
                             for grad_norm in [5e-324, 1e-300, 1e-20, 1.0, 1e150, f64::MAX] {
-                                let observation = Observation {
-                                    loss,
-                                    grad_norm,
-                                    inv_batch_size: 1.0,
-                                };
+                                let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 };
                                 let step = model.step(&observation, &rule(conservatism)).unwrap();
                                 let description = format!("{family} {moments:?} {observation:?} {step:?}");
                                 assert!(!step.theta.is_nan() && step.theta >= 0.0, "{description}");
@@ -294,17 +282,8 @@ fn a_conservative_step_may_be_zero() {
         // Near 0 the bound changes by (z·√((1 − p)·C(0)·λ)/s − p·‖g‖)·η with z = Φ⁻¹(0.75) = 0.674, p = 1/2,
         // s² = λ: by (0.674·√(1/2) − ‖g‖/2)·η, positive for ‖g‖ < 0.954.
         let model = Model::new(family, moments).unwrap();
-        let step = |grad_norm| {
-            step_size(
-                &model,
-                &Observation {
-                    loss: 0.0,
-                    grad_norm,
-                    inv_batch_size: 1.0,
-                },
-                0.5,
-            )
-        };
+        let step =
+            |grad_norm| step_size(&model, &Observation { loss: 0.0, grad_norm, inv_batch_size: 1.0 }, 0.5);
         assert_eq!(step(0.95), 0.0, "{family}");
         assert!(step(0.96) > 0.0, "{family}");
     }
@@ -320,11 +299,7 @@ fn user_covariances_are_checked() {
             "line".into()
         }
         fn c(&self, h: f64) -> f64 {
-            if h == 0.0 {
-                self.0[0]
-            } else {
-                self.0[0] + self.0[1] * h
-            }
+            if h == 0.0 { self.0[0] } else { self.0[0] + self.0[1] * h }
         }
         fn dc(&self, _: f64) -> f64 {
             self.0[1]
@@ -397,11 +372,7 @@ fn the_generic_minimiser_is_global() {
         for grad_norm in [0.01, 0.3, 1.0, 3.0, 10.0, 1e3] {
             for loss in [-3.0, 0.0, 0.9, 0.9999] {
                 for conservatism in [0.0, 0.1, 0.5] {
-                    let observation = Observation {
-                        loss,
-                        grad_norm,
-                        inv_batch_size: 0.01,
-                    };
+                    let observation = Observation { loss, grad_norm, inv_batch_size: 0.01 };
                     let quantile = std::f64::consts::SQRT_2 * statrs::function::erf::erf_inv(conservatism);
                     let step = step_size(&model, &observation, conservatism);
                     let least = bound(&model, &observation, quantile, step);
@@ -415,17 +386,10 @@ fn the_generic_minimiser_is_global() {
                             "weight {weight} {observation:?}: {step} {other}"
                         );
                     }
-                    if step < 5.0 * model.length_scale() {
-                        short += 1
-                    } else {
-                        long += 1
-                    }
+                    if step < 5.0 * model.length_scale() { short += 1 } else { long += 1 }
                 }
             }
         }
     }
-    assert!(
-        short > 50 && long > 20,
-        "{short} short and {long} long steps: the test should see both"
-    );
+    assert!(short > 50 && long > 20, "{short} short and {long} long steps: the test should see both");
 }

@@ -26,21 +26,10 @@ fn profiles() {
         ];
         for (k, (value, exact)) in values.into_iter().zip(&row[1..]).enumerate() {
             // (uκ)' has a zero, where it is a difference of terms of the size of κ.
-            let scale = if k == 3 {
-                profile.kappa.max(exact.abs())
-            } else {
-                exact.abs()
-            };
-            let error = if value == *exact {
-                0.0
-            } else {
-                (value - exact).abs() / scale
-            };
+            let scale = if k == 3 { profile.kappa.max(exact.abs()) } else { exact.abs() };
+            let error = if value == *exact { 0.0 } else { (value - exact).abs() / scale };
             worst[k] = worst[k].max(error);
-            assert!(
-                error <= ARGUMENT,
-                "{family} at u = {u}, value {k}: {value:e} is off by {error:e}"
-            );
+            assert!(error <= ARGUMENT, "{family} at u = {u}, value {k}: {value:e} is off by {error:e}");
         }
     }
     println!("largest errors {worst:?}");
@@ -60,19 +49,12 @@ fn generic_profiles() {
             (profile.kappa, row[3], 1.0),
             (profile.ukappa_slope, row[4], 1.0),
             // Where κ > 1/2 it is an integral of D' ≈ u·(…), elsewhere a difference of numbers up to 1.
-            (
-                profile.unexplained,
-                row[5],
-                if profile.kappa > 0.5 { slope * u * u } else { 1.0 },
-            ),
+            (profile.unexplained, row[5], if profile.kappa > 0.5 { slope * u * u } else { 1.0 }),
             (profile.unexplained_slope * unit, row[6], 1.0f64.min(slope * u)),
         ];
         for (k, (value, exact, scale)) in absolute.into_iter().enumerate() {
             let error = (value - exact).abs();
-            assert!(
-                error <= 4e-14 * scale,
-                "{family} at u = {u}, value {k}: {value:e}, off by {error:e}"
-            );
+            assert!(error <= 4e-14 * scale, "{family} at u = {u}, value {k}: {value:e}, off by {error:e}");
         }
     }
 }
@@ -85,10 +67,7 @@ fn unit_steps() {
         let step = family.covariance().unwrap().closed_form_step(a, b).unwrap();
         let error = relative_error(step, exact);
         worst = worst.max(error);
-        assert!(
-            error <= 2e-15,
-            "{family}, a = {a:e}, b = {b:e}: {step:e} is off by {error:e}"
-        );
+        assert!(error <= 2e-15, "{family}, a = {a:e}, b = {b:e}: {step:e} is off by {error:e}");
     }
     println!("largest error {worst:e}");
 }
@@ -102,11 +81,7 @@ fn rational_quadratic_iterations() {
         let covariance = RationalQuadratic::new(beta).unwrap();
         for exponent in -6000..=6000 {
             let ratio = 10f64.powf(f64::from(exponent) / 500.0);
-            let (a, b) = if ratio <= 1.0 {
-                (ratio, 1.0)
-            } else {
-                (1.0, 1.0 / ratio)
-            };
+            let (a, b) = if ratio <= 1.0 { (ratio, 1.0) } else { (1.0, 1.0 / ratio) };
             let u = covariance.closed_form_step(a, b).unwrap();
             // One more Newton step on the condition itself.
             let value = ((b / beta * u + a * (1.0 + 1.0 / beta)) * u + b) * u - a;

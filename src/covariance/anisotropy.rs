@@ -14,9 +14,5 @@
 ///
 /// The sum runs in the order of the slice.
 pub fn sigma_norm(parts: &[(f64, f64)]) -> f64 {
-    parts
-        .iter()
-        .map(|&(factor, sq_norm)| factor * factor * sq_norm)
-        .sum::<f64>()
-        .sqrt()
+    parts.iter().map(|&(factor, sq_norm)| factor * factor * sq_norm).sum::<f64>().sqrt()
 }

@@ -35,11 +35,7 @@ impl Covariance for Matern52 {
         let c = SQRT_5 * b / 3.0;
         let sum = a + c;
         let root = (4.0 * (a * a) + sum * sum).sqrt();
-        let w = if a >= c {
-            ((a - c) + root) / (2.0 * sum)
-        } else {
-            2.0 * a / ((c - a) + root)
-        };
+        let w = if a >= c { ((a - c) + root) / (2.0 * sum) } else { 2.0 * a / ((c - a) + root) };
         Some(w / SQRT_5)
     }
 

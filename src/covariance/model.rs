@@ -75,48 +75,25 @@ impl Model {
         }
         if !(dc0 < 0.0 && dc0.is_finite()) {
             let expected = "must be negative and finite; without it the gradient has no variance";
-            return Err(Error::invalid(
-                &format!("C'(0) of covariance `{name}`"),
-                dc0,
-                expected,
-            ));
+            return Err(Error::invalid(&format!("C'(0) of covariance `{name}`"), dc0, expected));
         }
         if !slope.is_normal() {
             let expected = "must be representable; change the unit of h";
-            return Err(Error::invalid(
-                &format!("-C'(0)/C(0) of covariance `{name}`"),
-                slope,
-                expected,
-            ));
+            return Err(Error::invalid(&format!("-C'(0)/C(0) of covariance `{name}`"), slope, expected));
         }
         let square = moments.variance * slope / moments.grad_variance * moments.dims as f64;
         if !square.is_normal() {
             let expected =
                 "the length scale is the root of this and must be representable; check the moments";
-            return Err(Error::invalid(
-                "dims * variance / grad_variance",
-                square,
-                expected,
-            ));
+            return Err(Error::invalid("dims * variance / grad_variance", square, expected));
         }
-        let plateau = covariance
-            .closed_form_step(1.0, 0.0)
-            .or_else(|| search::plateau(&*covariance));
+        let plateau = covariance.closed_form_step(1.0, 0.0).or_else(|| search::plateau(&*covariance));
         let Some(plateau) = plateau else {
             let expected = "has no step at loss = mean: its derivative decreases too slowly or is not finite";
             return Err(Error::invalid("covariance", name, expected));
         };
         let length_scale = square.sqrt();
-        Ok(Model {
-            inner: Arc::new(Inner {
-                family,
-                covariance,
-                moments,
-                length_scale,
-                slope,
-                plateau,
-            }),
-        })
+        Ok(Model { inner: Arc::new(Inner { family, covariance, moments, length_scale, slope, plateau }) })
     }
 
     /// The moments the model was made from.
@@ -170,18 +147,14 @@ impl Model {
     ///
     /// With a = s·p·‖g‖ and b = q·(μ − loss), where p and q are the signal shares of gradient and loss (paper, Extension
     /// "S-RFD"), it is s times the u that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0). For loss ≥ μ it is
-    /// [`plateau_step_size`](Self::plateau_step_size), in every mode and with any conservatism: beyond, the minimiser
-    /// would grow past the plateau.
+    /// the step at loss = μ: [`plateau_step_size`](Self::plateau_step_size) in every mode, less with conservatism. Beyond,
+    /// the minimiser would grow past the plateau.
     ///
     /// Without conservatism and with a built-in covariance the step size is computed by additions, multiplications,
     /// divisions and square roots only, so it has the same bits on every machine. Conservative steps use exponentials
     /// and the normal quantile and have not.
     pub fn step(&self, observation: &Observation, rule: &StepRule) -> std::result::Result<Step, NoStep> {
-        let &Observation {
-            loss,
-            grad_norm,
-            inv_batch_size,
-        } = observation;
+        let &Observation { loss, grad_norm, inv_batch_size } = observation;
         if rule.validate().is_err() || validate_inv_batch_size(inv_batch_size).is_err() {
             return Err(NoStep::InvalidArgument);
         }
@@ -195,11 +168,10 @@ impl Model {
             return Err(NoStep::ZeroGradient);
         }
         let inner = &*self.inner;
-        if loss >= inner.moments.mean {
-            return Ok(Step {
-                step_size: self.plateau_step_size(),
-                theta: f64::INFINITY,
-            });
+        // Above μ the step is the one at μ: the formulas, made for losses below, would go on beyond it.
+        let loss = loss.min(inner.moments.mean);
+        if loss == inner.moments.mean && rule.conservatism == 0.0 {
+            return Ok(Step { step_size: self.plateau_step_size(), theta: f64::INFINITY });
         }
         let forces = self.forces(loss, grad_norm, inv_batch_size);
         let u = match rule.mode {
@@ -210,31 +182,20 @@ impl Model {
             StepMode::ARfd => forces.a / forces.b / inner.slope,
             StepMode::ClippedARfd => (forces.a / forces.b / inner.slope).min(inner.plateau),
         };
-        Ok(Step {
-            step_size: (inner.length_scale * u).min(f64::MAX),
-            theta: forces.theta,
-        })
+        Ok(Step { step_size: (inner.length_scale * u).min(f64::MAX), theta: forces.theta })
     }
 
     /// E[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0 (paper, Lemma
     /// "Explicit first order stochastic Taylor approximation" and the proof of Extension "S-RFD"):
     /// μ + q·(loss − μ)·ρ − p·η·‖g‖·κ with ρ = ρ(u²/2), κ = ρ'(u²/2)/ρ'(0), u = η/s.
     pub fn conditional_mean(&self, observation: &Observation, step_size: f64) -> Result<ValueAndSlope> {
-        let &Observation {
-            loss,
-            grad_norm,
-            inv_batch_size,
-        } = observation;
+        let &Observation { loss, grad_norm, inv_batch_size } = observation;
         validate_inv_batch_size(inv_batch_size)?;
         if !loss.is_finite() {
             return Err(Error::invalid("loss", loss, "must be finite"));
         }
         if !(grad_norm >= 0.0 && grad_norm.is_finite()) {
-            return Err(Error::invalid(
-                "grad_norm",
-                grad_norm,
-                "must be finite and not negative",
-            ));
+            return Err(Error::invalid("grad_norm", grad_norm, "must be finite and not negative"));
         }
         let (u, profile) = self.profile_at(step_size)?;
         let inner = &*self.inner;
@@ -301,10 +262,7 @@ impl Model {
         let mean = self.inner.moments.mean;
         let shares = self.signal_shares(inv_batch_size);
         let at = |grad_norm: f64, gap: f64| {
-            (
-                self.inner.length_scale * (shares.gradient * grad_norm),
-                shares.loss * gap,
-            )
+            (self.inner.length_scale * (shares.gradient * grad_norm), shares.loss * gap)
         };
         let (mut scale, mut grad_norm, mut gap) = (1.0, grad_norm, mean - loss);
         if gap.is_infinite() {
@@ -328,18 +286,8 @@ impl Model {
         let u = match inner.covariance.closed_form_step(a, b) {
             Some(u) => u,
             None => {
-                let noise = Noise {
-                    loss: 0.0,
-                    gradient: 0.0,
-                };
-                Objective {
-                    covariance: &*inner.covariance,
-                    a,
-                    b,
-                    z: 0.0,
-                    noise,
-                }
-                .minimise(inner.plateau)
+                let noise = Noise { loss: 0.0, gradient: 0.0 };
+                Objective { covariance: &*inner.covariance, a, b, z: 0.0, noise }.minimise(inner.plateau)
             }
         };
         // Rounding must not lift a step over the plateau.

@@ -1,13 +1,13 @@
 //! Fitted models as versioned JSON.
 
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Family, Model};
+use crate::files::write_atomically;
 use crate::{Error, Moments, Result};
 
 const FORMAT: &str = "rfdescent-model";
@@ -38,17 +38,11 @@ impl Model {
                 "only built-in covariances can be saved; save the moments and rebuild with Model::with_covariance",
             ));
         };
-        let contents = Contents {
-            format: FORMAT.into(),
-            version: VERSION,
-            covariance,
-            moments: *self.moments(),
-        };
+        let contents =
+            Contents { format: FORMAT.into(), version: VERSION, covariance, moments: *self.moments() };
         // Nothing in it can fail: no maps with odd keys, no writer.
-        let mut text = serde_json::to_string_pretty(&contents).map_err(|error| Error::File {
-            path: NO_PATH.into(),
-            problem: error.to_string(),
-        })?;
+        let mut text = serde_json::to_string_pretty(&contents)
+            .map_err(|error| Error::File { path: NO_PATH.into(), problem: error.to_string() })?;
         text.push('\n');
         Ok(text)
     }
@@ -65,25 +59,17 @@ impl Model {
 
     /// Reads a file that [`save`](Model::save) wrote.
     pub fn load(path: &Path) -> Result<Model> {
-        let json = fs::read_to_string(path).map_err(|source| Error::Io {
-            path: path.into(),
-            source,
-        })?;
+        let json = fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
         parse(&json, path)
     }
 }
 
 fn parse(json: &str, path: &Path) -> Result<Model> {
-    let problem = |problem: String| Error::File {
-        path: path.into(),
-        problem,
-    };
+    let problem = |problem: String| Error::File { path: path.into(), problem };
     let value: Value = serde_json::from_str(json)
         .map_err(|error| problem(format!("not a fitted model, which is a JSON object: {error}")))?;
     if value.get("format").and_then(Value::as_str) != Some(FORMAT) {
-        return Err(problem(format!(
-            "not a fitted model: `format` is not \"{FORMAT}\""
-        )));
+        return Err(problem(format!("not a fitted model: `format` is not \"{FORMAT}\"")));
     }
     match value.get("version") {
         Some(version) if version.as_u64() == Some(VERSION) => {}
@@ -98,25 +84,4 @@ fn parse(json: &str, path: &Path) -> Result<Model> {
     // From the text, so that the message has line and column.
     let contents: Contents = serde_json::from_str(json).map_err(|error| problem(error.to_string()))?;
     Model::new(contents.covariance, contents.moments).map_err(|error| problem(error.to_string()))
-}
-
-/// Writes beside the target and renames, so that a full disk or an interruption leaves the old file or none.
-fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary: PathBuf = path.with_file_name(name);
-    let write = || {
-        let mut file = fs::File::create(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|source| {
-        // It may not exist; the first error is the one to report.
-        let _ = fs::remove_file(&temporary);
-        Error::Io {
-            path: path.into(),
-            source,
-        }
-    })
 }

@@ -53,17 +53,11 @@ impl StepRule {
     /// An error if the conservatism lies outside [0, 1), or if it is not 0 in a mode that has none.
     pub fn validate(&self) -> Result<()> {
         if !(0.0..1.0).contains(&self.conservatism) {
-            return Err(Error::invalid(
-                "conservatism",
-                self.conservatism,
-                "must be at least 0 and below 1",
-            ));
+            return Err(Error::invalid("conservatism", self.conservatism, "must be at least 0 and below 1"));
         }
         if self.conservatism > 0.0 && self.mode != StepMode::Rfd {
-            let expected = format!(
-                "must be 0 in step-size mode {}; only mode rfd has conservative steps",
-                self.mode
-            );
+            let expected =
+                format!("must be 0 in step-size mode {}; only mode rfd has conservative steps", self.mode);
             return Err(Error::invalid("conservatism", self.conservatism, expected));
         }
         Ok(())

@@ -32,10 +32,7 @@ impl Noise {
             + self.loss * q * (profile.rho * profile.rho)
             + self.gradient * p * (slope * ukappa * ukappa);
         let w_slope = 2.0 * slope * ukappa * profile.ukappa_slope;
-        (
-            value,
-            q * profile.unexplained_slope + (self.gradient - self.loss) * q * p * w_slope,
-        )
+        (value, q * profile.unexplained_slope + (self.gradient - self.loss) * q * p * w_slope)
     }
 
     /// What [`Self::variance`] at u is more than at 0.
@@ -103,11 +100,7 @@ impl<C: Covariance + ?Sized> Objective<'_, C> {
         let shortest = shortest.max(SHORTEST).min(longest);
         let cells = ((longest / shortest).ln() * POINTS_PER_E).ceil().max(1.0);
         let point = |i: f64| {
-            if i == cells {
-                longest
-            } else {
-                shortest * (i / POINTS_PER_E).exp()
-            }
+            if i == cells { longest } else { shortest * (i / POINTS_PER_E).exp() }
         };
         let (mut left, mut left_slope) = (shortest, self.slope(shortest));
         // F rises from the start: then 0 is a local minimum.
@@ -159,17 +152,8 @@ impl<C: Covariance + ?Sized> Objective<'_, C> {
 /// The maximiser of u·κ(u), the step at loss = μ; `None` if there is none within eight orders of magnitude.
 pub(super) fn plateau<C: Covariance + ?Sized>(covariance: &C) -> Option<f64> {
     const RANGE: f64 = 1e8;
-    let exact = Noise {
-        loss: 0.0,
-        gradient: 0.0,
-    };
-    let objective = Objective {
-        covariance,
-        a: 1.0,
-        b: 0.0,
-        z: 0.0,
-        noise: exact,
-    };
+    let exact = Noise { loss: 0.0, gradient: 0.0 };
+    let objective = Objective { covariance, a: 1.0, b: 0.0, z: 0.0, noise: exact };
     let unit = 1.0 / covariance.slope().sqrt();
     let u = objective.minimise_between(unit / RANGE, unit * RANGE);
     (u > 0.0 && u < unit * RANGE).then_some(u)
@@ -219,11 +203,7 @@ pub(super) fn generic_profile<C: Covariance + ?Sized>(covariance: &C, u: f64) ->
         let h = u * u / 2.0;
         let kappa = covariance.dc(h) / dc0;
         // u²·C''(u²/2) tends to 0 with u for every C that is differentiable at 0.
-        let bend = if h > 0.0 {
-            u * u * (covariance.ddc(h) / dc0)
-        } else {
-            0.0
-        };
+        let bend = if h > 0.0 { u * u * (covariance.ddc(h) / dc0) } else { 0.0 };
         (covariance.c(h), kappa, kappa + bend)
     };
     let (c, kappa, ukappa_slope) = at(u);
@@ -241,12 +221,7 @@ pub(super) fn generic_profile<C: Covariance + ?Sized>(covariance: &C, u: f64) ->
         ukappa_slope,
         // At short distances, before C' has lost half of its height, the difference cancels; the integral of D' keeps the
         // digits of ρ − (uκ)', and is smooth enough there for one panel.
-        unexplained: if kappa > 0.5 {
-            integral(unexplained_slope_at, u)
-        } else {
-            direct
-        }
-        .max(0.0),
+        unexplained: if kappa > 0.5 { integral(unexplained_slope_at, u) } else { direct }.max(0.0),
         unexplained_slope: unexplained_slope_at(u),
     }
 }
@@ -264,8 +239,5 @@ fn integral(f: impl Fn(f64) -> f64, u: f64) -> f64 {
         (0.9894009349916499, 0.027152459411754096),
     ];
     let half = u / 2.0;
-    half * NODES
-        .iter()
-        .map(|(x, weight)| weight * (f(half * (1.0 - x)) + f(half * (1.0 + x))))
-        .sum::<f64>()
+    half * NODES.iter().map(|(x, weight)| weight * (f(half * (1.0 - x)) + f(half * (1.0 + x)))).sum::<f64>()
 }

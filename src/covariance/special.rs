@@ -33,8 +33,6 @@ pub(super) fn ln_1p_minus(x: f64) -> f64 {
     // s ≤ 1/5, so 12 terms leave less than 25⁻¹² of the first.
     let s = x / (2.0 + x);
     let s2 = s * s;
-    let series = (0..12)
-        .rev()
-        .fold(0.0, |sum, k| sum * s2 + 1.0 / f64::from(2 * k + 3));
+    let series = (0..12).rev().fold(0.0, |sum, k| sum * s2 + 1.0 / f64::from(2 * k + 3));
     2.0 * s * s2 * series - s * x
 }

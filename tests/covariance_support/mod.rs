@@ -21,10 +21,7 @@ pub struct Row {
 
 /// The golden table, or `None` (and a line that says so) where it is not at hand.
 pub fn golden() -> Option<Vec<Row>> {
-    let path = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../shared/golden/step_sizes.csv"
-    ));
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/golden/step_sizes.csv"));
     if !path.exists() {
         println!("skipped: {} not found", path.display());
         return None;
@@ -66,20 +63,10 @@ pub fn golden() -> Option<Vec<Row>> {
 /// A checked-in table of reference values: the first column, then numbers.
 pub fn table(name: &str) -> Vec<(Family, Vec<f64>)> {
     let path = format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"));
-    let mut reader = csv::ReaderBuilder::new()
-        .comment(Some(b'#'))
-        .from_path(path)
-        .unwrap();
+    let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_path(path).unwrap();
     let rows = reader.records().map(|record| {
         let record = record.unwrap();
-        (
-            record[0].parse().unwrap(),
-            record
-                .iter()
-                .skip(1)
-                .map(|field| field.parse().unwrap())
-                .collect(),
-        )
+        (record[0].parse().unwrap(), record.iter().skip(1).map(|field| field.parse().unwrap()).collect())
     });
     rows.collect()
 }
@@ -118,9 +105,5 @@ pub fn families() -> Vec<Family> {
 }
 
 pub fn relative_error(value: f64, exact: f64) -> f64 {
-    if value == exact {
-        0.0
-    } else {
-        ((value - exact) / exact).abs()
-    }
+    if value == exact { 0.0 } else { ((value - exact) / exact).abs() }
 }
