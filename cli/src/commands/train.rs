@@ -1,0 +1,298 @@
+//! `rfdescent train`: fits the covariance on the network itself, then trains it with RFD.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use rfdescent::covariance::Family;
+use rfdescent::optimizer::Options;
+use serde::Serialize;
+
+use crate::data::{Dataset, idx, synthetic};
+use crate::error::CliError;
+use crate::interrupt;
+use crate::network::{Network, NetworkKind};
+use crate::output::OutputFolder;
+use crate::progress::Progress;
+use crate::training::baseline::{Baseline, GRID};
+use crate::training::fit::{FitOptions, Fitted, fit};
+use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summarise};
+use crate::training::rfd::Rfd;
+use crate::training::{DTYPE, Method, Run, Schedule, train};
+
+/// Train a network with Random Function Descent: the covariance is fitted on the network itself, nothing is tuned
+#[derive(Args, Debug)]
+pub struct TrainArgs {
+    /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// The network
+    #[arg(long, value_enum, default_value_t = NetworkKind::Mlp)]
+    model: NetworkKind,
+    /// Passes over the training images
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    epochs: usize,
+    /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
+    #[arg(long, value_name = "B", default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
+    batch_size: usize,
+    /// squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
+    #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
+    covariance: Family,
+    /// S-RFD: correct each step for the noise of its mini-batch
+    #[arg(long)]
+    stochastic: bool,
+    /// Seed of everything random; one machine with one number of threads repeats a run exactly
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Repeat with this many seeds, from --seed on, and report the means
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    seeds: u64,
+    /// Also train the same network with SGD and Adam over a grid of learning rates
+    #[arg(long)]
+    compare: bool,
+    /// Folder for run.json, run.csv, epochs.csv, the fitted model, the samples and the trained parameters
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// File that keeps the samples of auto-fit; samples in it are used [default: samples.csv in the output folder]
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+    /// Relative standard deviation of the fitted variance at which auto-fit stops
+    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive, allow_negative_numbers = true)]
+    tolerance: f64,
+    /// Images that auto-fit draws at most
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    max_samples: u64,
+    /// Use only this many training images
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(100..=10_000_000))]
+    train_images: Option<usize>,
+    /// Use only this many validation images
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+    validation_images: Option<usize>,
+    /// Print one JSON document instead of tables
+    #[arg(long)]
+    json: bool,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("a finite number above 0 is needed".into()),
+    }
+}
+
+/// The document of `--json` and `run.json`.
+#[derive(Serialize)]
+struct Report<'a> {
+    version: &'static str,
+    network: NetworkKind,
+    data: &'a str,
+    training_images: usize,
+    validation_images: usize,
+    epochs: usize,
+    batch_size: usize,
+    stochastic: bool,
+    threads: usize,
+    seeds: &'a [SeedReport],
+    summary: &'a [Summary],
+}
+
+/// Runs the subcommand.
+pub fn run(args: &TrainArgs) -> Result<(), CliError> {
+    interrupt::install()?;
+    // The folder first: a run must not find out at its end that it cannot be written.
+    let output = args.output.as_deref().map(OutputFolder::create).transpose()?;
+    let data = load(args)?;
+    let command = Command {
+        args,
+        data: &data,
+        printer: Printer { quiet: args.json },
+        progress: Progress::new(args.json),
+        network: Network::new(args.model, DTYPE, args.seed)?,
+    };
+    command.describe();
+    let mut seeds = Vec::new();
+    let mut interrupted = false;
+    for seed in (0..args.seeds).map(|offset| args.seed.wrapping_add(offset)) {
+        let folder = match &output {
+            Some(folder) if args.seeds > 1 => {
+                Some(OutputFolder::create(&folder.join(&format!("seed-{seed}")))?)
+            }
+            _ => None,
+        };
+        interrupted = command.run_seed(seed, folder.as_ref().or(output.as_ref()), &mut seeds)?;
+        if interrupted {
+            break;
+        }
+    }
+    command.finish(&seeds, output.as_ref(), interrupted)
+}
+
+fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
+    let limit = |wanted: Option<usize>, all: usize| wanted.unwrap_or(all).min(all);
+    let data = match &args.data {
+        Some(folder) => {
+            let data = idx::load(folder)?;
+            let train = limit(args.train_images, data.train.len());
+            let validation = limit(args.validation_images, data.validation.len());
+            data.truncate(train, validation)
+        }
+        None => synthetic::generate(
+            args.seed,
+            args.train_images.unwrap_or(synthetic::TRAIN_IMAGES),
+            args.validation_images.unwrap_or(synthetic::VALIDATION_IMAGES),
+        ),
+    };
+    if data.train.len() < args.batch_size {
+        let images = data.train.len();
+        return Err(CliError::Usage(format!(
+            "--batch-size {} is more than the {images} training images; give at most {images}",
+            args.batch_size
+        )));
+    }
+    Ok(data)
+}
+
+/// What stays the same over all seeds.
+struct Command<'a> {
+    args: &'a TrainArgs,
+    data: &'a Dataset,
+    printer: Printer,
+    progress: Progress,
+    network: Network,
+}
+
+impl Command<'_> {
+    fn describe(&self) {
+        let (data, args) = (self.data, self.args);
+        self.printer.line(format!(
+            "Data: {}, {} training and {} validation images",
+            data.source,
+            data.train.len(),
+            data.validation.len()
+        ));
+        self.printer.line(format!(
+            "Network: {}, {} parameters; {} epochs of {} steps with {} images ({} left out each epoch)",
+            args.model,
+            self.network.dims(),
+            args.epochs,
+            data.train.len() / args.batch_size,
+            args.batch_size,
+            data.train.len() % args.batch_size
+        ));
+    }
+
+    /// Fits, trains, compares; the results are added to `seeds`. Returns whether Ctrl-C came.
+    fn run_seed(
+        &self,
+        seed: u64,
+        output: Option<&OutputFolder>,
+        seeds: &mut Vec<SeedReport>,
+    ) -> Result<bool, CliError> {
+        let args = self.args;
+        if args.seeds > 1 {
+            self.printer.line(format!("\nSeed {seed}"));
+        }
+        let options = FitOptions {
+            family: args.covariance,
+            tolerance: args.tolerance,
+            max_samples: args.max_samples,
+            cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
+        };
+        let fitted = fit(args.model, &self.network, self.data, &options, seed, self.progress)?;
+        self.printer.fit(&fitted);
+
+        self.printer.line("\nTraining with RFD");
+        self.printer.epoch_header();
+        self.network.initialise(seed)?;
+        let mut rfd = Rfd::new(&self.network, fitted.model.clone(), self.optimizer_options())?;
+        let run = self.train("RFD", &mut rfd, seed, true)?;
+        if let Some(folder) = output {
+            self.write_run(folder, &fitted, &run)?;
+        }
+        let mut methods = vec![MethodReport::new("RFD", None, &run)];
+        let mut interrupted = run.interrupted;
+        for setting in GRID.into_iter().filter(|_| args.compare) {
+            if interrupted {
+                break;
+            }
+            self.network.initialise(seed)?;
+            let mut baseline = Baseline::new(setting, &self.network)?;
+            let label = format!("{} {}", setting.method, setting.learning_rate);
+            let run = self.train(&label, &mut baseline, seed, false)?;
+            interrupted = run.interrupted;
+            methods.push(MethodReport::new(setting.method, Some(setting.learning_rate), &run));
+        }
+        seeds.push(SeedReport { seed, fit: fitted, methods });
+        Ok(interrupted)
+    }
+
+    fn optimizer_options(&self) -> Options {
+        let inv_batch_size = if self.args.stochastic { 1.0 / self.args.batch_size as f64 } else { 0.0 };
+        Options { inv_batch_size, ..Options::default() }
+    }
+
+    fn train(&self, label: &str, method: &mut dyn Method, seed: u64, show: bool) -> Result<Run, CliError> {
+        let schedule = Schedule { epochs: self.args.epochs, batch_size: self.args.batch_size, seed };
+        let bar = self.progress.bar(0, label);
+        let run = train(&self.network, self.data, method, schedule, &bar, &mut |row| {
+            if show {
+                bar.suspend(|| self.printer.epoch(row));
+            }
+        });
+        bar.finish_and_clear();
+        run
+    }
+
+    fn write_run(&self, folder: &OutputFolder, fitted: &Fitted, run: &Run) -> Result<(), CliError> {
+        folder.write_csv("run.csv", &run.steps)?;
+        folder.write_csv("epochs.csv", &run.epochs)?;
+        fitted.model.save(&folder.join("model.json"))?;
+        folder.write_with("parameters.safetensors", |path| {
+            Ok(candle_core::safetensors::save(&self.network.tensors(), path)?)
+        })
+    }
+
+    fn finish(
+        &self,
+        seeds: &[SeedReport],
+        output: Option<&OutputFolder>,
+        interrupted: bool,
+    ) -> Result<(), CliError> {
+        let args = self.args;
+        let summary = summarise(seeds);
+        let report = Report {
+            version: env!("CARGO_PKG_VERSION"),
+            network: args.model,
+            data: &self.data.source,
+            training_images: self.data.train.len(),
+            validation_images: self.data.validation.len(),
+            epochs: args.epochs,
+            batch_size: args.batch_size,
+            stochastic: args.stochastic,
+            threads: candle_core::utils::get_num_threads(),
+            seeds,
+            summary: &summary,
+        };
+        if let Some(folder) = output {
+            folder.write_json("run.json", &report)?;
+        }
+        if args.compare || args.seeds > 1 {
+            self.printer.comparison(&summary, seeds);
+        }
+        if args.json {
+            let text = serde_json::to_string_pretty(&report).map_err(|e| CliError::Data(e.to_string()))?;
+            Printer { quiet: false }.line(text);
+        }
+        if interrupted {
+            let kept = match output {
+                Some(_) => "what there is was written to the output folder",
+                None => "nothing was kept, as no --output was given",
+            };
+            return Err(CliError::Interrupted(format!("training stopped by Ctrl-C; {kept}")));
+        }
+        if let Some(path) = &args.output {
+            self.printer.line(format!("\nWritten to {}", path.display()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+//! What ends a command early, by exit status: one line on standard error each.
+
+use std::fmt;
+use std::path::Path;
+
+/// Why a command ended without doing what it was asked to do.
+#[derive(Debug)]
+pub enum CliError {
+    /// The command line itself is wrong: exit status 2.
+    Usage(String),
+    /// The data, a file or the run is at fault: exit status 1.
+    Data(String),
+    /// The user pressed Ctrl-C; the text says what was kept: exit status 130, as shells report it.
+    Interrupted(String),
+}
+
+impl CliError {
+    /// A file that cannot be read, written or understood.
+    pub fn file(path: &Path, problem: impl fmt::Display) -> Self {
+        CliError::Data(format!("{}: {problem}", path.display()))
+    }
+
+    /// The process's exit status.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            CliError::Data(_) => 1,
+            CliError::Usage(_) => 2,
+            CliError::Interrupted(_) => 130,
+        }
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CliError::Usage(text) | CliError::Data(text) | CliError::Interrupted(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<rfdescent::Error> for CliError {
+    fn from(error: rfdescent::Error) -> Self {
+        match error {
+            rfdescent::Error::InvalidArgument { .. } => CliError::Usage(error.to_string()),
+            _ => CliError::Data(error.to_string()),
+        }
+    }
+}
+
+impl From<candle_core::Error> for CliError {
+    fn from(error: candle_core::Error) -> Self {
+        // candle appends a backtrace to some of its messages; the first line holds the reason.
+        let text = error.to_string();
+        CliError::Data(format!("network arithmetic: {}", text.lines().next().unwrap_or_default()))
+    }
+}

@@ -1,0 +1,233 @@
+//! The covariance model of a network on its data: auto-fit, with its progress, its cache and what it cost.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rfdescent::Error;
+use rfdescent::covariance::{Family, Model};
+use rfdescent::estimation::{AutoFit, EstimationError};
+use serde::{Deserialize, Serialize};
+
+use super::sampler::NetworkSampler;
+use crate::data::Dataset;
+use crate::error::CliError;
+use crate::interrupt;
+use crate::network::{Network, NetworkKind};
+use crate::output::{replace_file, write_bytes};
+use crate::progress::Progress;
+
+/// Largest batch of a sample: the convolutional network takes 0.3 MB an image.
+const MAX_BATCH: u64 = 4096;
+
+/// What the user may choose.
+#[derive(Clone, Debug)]
+pub struct FitOptions {
+    /// The covariance.
+    pub family: Family,
+    /// Relative standard deviation of C(0) that ends the sampling.
+    pub tolerance: f64,
+    /// Most images to draw.
+    pub max_samples: u64,
+    /// File that keeps the samples.
+    pub cache: Option<PathBuf>,
+}
+
+/// A fitted model and how it came about, as in `run.json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fitted {
+    /// The model.
+    #[serde(skip)]
+    pub model: Model,
+    /// Name of the covariance.
+    pub covariance: String,
+    /// μ.
+    pub mean: f64,
+    /// C(0).
+    pub variance: f64,
+    /// C_ε(0).
+    pub noise_variance: f64,
+    /// −d·C'(0).
+    pub grad_variance: f64,
+    /// −d·C'_ε(0).
+    pub noise_grad_variance: f64,
+    /// d.
+    pub dims: u64,
+    /// Relative standard deviation of the variance.
+    pub relative_std: f64,
+    /// Length scale of the covariance.
+    pub length_scale: f64,
+    /// Largest step size.
+    pub plateau_step_size: f64,
+    /// Mini-batches drawn.
+    pub batches: u64,
+    /// Images in them.
+    pub samples: u64,
+    /// The same in passes over the training images: what the fit cost in epochs of training.
+    pub epochs_of_samples: f64,
+    /// Wall time; short when the cache held the samples already.
+    pub seconds: f64,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}
+
+/// Draws samples of `network`, whose parameters it overwrites, and fits the model.
+pub fn fit(
+    kind: NetworkKind,
+    network: &Network,
+    data: &Dataset,
+    options: &FitOptions,
+    seed: u64,
+    progress: Progress,
+) -> Result<Fitted, CliError> {
+    let started = Instant::now();
+    let mut warnings = Vec::new();
+    if let Some(cache) = &options.cache {
+        warnings.extend(Origin::of(kind, data).claim(cache)?);
+    }
+    let defaults = AutoFit::default();
+    let auto_fit = AutoFit {
+        tolerance: options.tolerance,
+        initial_budget: defaults.initial_budget.min(options.max_samples),
+        max_budget: options.max_samples,
+        max_batch_size: Some(MAX_BATCH.min(data.train.len() as u64)),
+        seed,
+        cache: options.cache.clone(),
+        ..defaults
+    };
+    let bar = progress.bar(auto_fit.initial_budget, "auto-fit (images)");
+    let fitted = auto_fit.run(&mut NetworkSampler::new(network, data), &mut |at| {
+        bar.set_length(at.needed.unwrap_or(auto_fit.initial_budget).max(at.samples).min(auto_fit.max_budget));
+        bar.set_position(at.samples);
+        if let Some(relative_std) = at.relative_std {
+            bar.set_message(format!("relative deviation {relative_std:.2}, to reach {}", at.tolerance));
+        }
+        if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let fitted = fitted.map_err(|error| explain(error, options))?;
+    let model = Model::new(options.family, fitted.moments())?;
+    warnings.extend(fitted.warnings);
+    Ok(Fitted {
+        covariance: options.family.to_string(),
+        mean: fitted.fit.mean,
+        variance: fitted.fit.variance,
+        noise_variance: fitted.fit.noise_variance,
+        grad_variance: fitted.fit.grad_variance,
+        noise_grad_variance: fitted.fit.noise_grad_variance,
+        dims: fitted.dims,
+        relative_std: fitted.fit.relative_std,
+        length_scale: model.length_scale(),
+        plateau_step_size: model.plateau_step_size(),
+        batches: fitted.fit.batches,
+        samples: fitted.fit.samples,
+        epochs_of_samples: fitted.fit.samples as f64 / data.train.len() as f64,
+        seconds: started.elapsed().as_secs_f64(),
+        warnings,
+        model,
+    })
+}
+
+fn explain(error: Error, options: &FitOptions) -> CliError {
+    match (&error, &options.cache) {
+        (Error::Estimation(EstimationError::Interrupted { .. }), Some(cache)) => {
+            CliError::Interrupted(format!(
+                "auto-fit stopped by Ctrl-C; every sample drawn is in {0}: the same command, or --samples {0}, goes on from \
+             there",
+                cache.display()
+            ))
+        }
+        (Error::Estimation(EstimationError::Interrupted { .. }), None) => CliError::Interrupted(
+            "auto-fit stopped by Ctrl-C; its samples are lost (--samples FILE or --output DIR keeps them)"
+                .into(),
+        ),
+        _ => error.into(),
+    }
+}
+
+/// What the samples of a cache are samples of; kept beside the cache, as samples of another network or other data
+/// would give a wrong model without any sign of it.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Origin {
+    network: String,
+    training_images: usize,
+    pixel_mean: f64,
+    pixel_deviation: f64,
+}
+
+impl Origin {
+    fn of(kind: NetworkKind, data: &Dataset) -> Self {
+        Origin {
+            network: kind.to_string(),
+            training_images: data.train.len(),
+            pixel_mean: data.pixel_mean,
+            pixel_deviation: data.pixel_deviation,
+        }
+    }
+
+    /// Marks a new cache as ours; an existing one must be. Returns a warning about one whose origin is unknown.
+    fn claim(&self, cache: &Path) -> Result<Option<String>, CliError> {
+        let note = cache.with_added_extension("origin.json");
+        if cache.exists() {
+            let Ok(text) = fs::read_to_string(&note) else {
+                return Ok(Some(format!(
+                    "{}: taken as samples of this network on this data; nothing beside it says so",
+                    cache.display()
+                )));
+            };
+            let origin: Origin = serde_json::from_str(&text).map_err(|e| {
+                CliError::file(&note, format!("not what this program wrote ({e}); remove it"))
+            })?;
+            if origin != *self {
+                return Err(CliError::file(
+                    cache,
+                    format!(
+                        "holds samples of network `{}` on {} images with mean {:.3}, not of `{}` on {} images with mean \
+                         {:.3}; name another file with --samples, or another --output",
+                        origin.network,
+                        origin.training_images,
+                        origin.pixel_mean,
+                        self.network,
+                        self.training_images,
+                        self.pixel_mean
+                    ),
+                ));
+            }
+            return Ok(None);
+        }
+        replace_file(&note, |path| {
+            let text = serde_json::to_string_pretty(self).map_err(|e| CliError::file(path, e))?;
+            write_bytes(path, text.as_bytes())
+        })?;
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(network: &str) -> Origin {
+        Origin { network: network.into(), training_images: 7, pixel_mean: 0.1, pixel_deviation: 1.0 / 3.0 }
+    }
+
+    #[test]
+    fn a_cache_of_another_network_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("samples.csv");
+        assert_eq!(origin("mlp").claim(&cache).unwrap(), None);
+        fs::write(&cache, "loss,grad_norm,batchsize,time\n").unwrap();
+        assert_eq!(origin("mlp").claim(&cache).unwrap(), None);
+        let error = origin("cnn").claim(&cache).unwrap_err().to_string();
+        assert!(error.contains("samples.csv") && error.contains("--samples"), "{error}");
+    }
+
+    #[test]
+    fn a_cache_of_unknown_origin_is_used_with_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("theirs.csv");
+        fs::write(&cache, "loss,grad_norm,batchsize,time\n").unwrap();
+        assert!(origin("mlp").claim(&cache).unwrap().unwrap().contains("theirs.csv"));
+    }
+}

@@ -1,0 +1,221 @@
+//! What a run shows: tables for people, one JSON document for programs.
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use super::fit::Fitted;
+use super::{EpochRow, Run};
+
+/// One method's training, as in `run.json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct MethodReport {
+    /// `RFD`, `SGD` or `Adam`.
+    pub method: &'static str,
+    /// The learning rate it was given; none for RFD.
+    pub learning_rate: Option<f64>,
+    /// Complete epochs.
+    pub epochs: Vec<EpochRow>,
+    /// Steps that changed nothing.
+    pub skipped_steps: usize,
+    /// Whether Ctrl-C ended it.
+    pub interrupted: bool,
+}
+
+impl MethodReport {
+    /// From the record of a run.
+    pub fn new(method: &'static str, learning_rate: Option<f64>, run: &Run) -> Self {
+        MethodReport {
+            method,
+            learning_rate,
+            epochs: run.epochs.clone(),
+            skipped_steps: run.skipped_steps(),
+            interrupted: run.interrupted,
+        }
+    }
+}
+
+/// Everything done with one seed.
+#[derive(Clone, Debug, Serialize)]
+pub struct SeedReport {
+    /// The seed of initialisation, batch order and samples.
+    pub seed: u64,
+    /// The fitted model.
+    pub fit: Fitted,
+    /// RFD first, then the baselines.
+    pub methods: Vec<MethodReport>,
+}
+
+/// A method with one setting, averaged over the seeds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// `RFD`, `SGD` or `Adam`.
+    pub method: &'static str,
+    /// The learning rate it was given; none for RFD.
+    pub learning_rate: Option<f64>,
+    /// Mean validation loss after each epoch; null where a run diverged.
+    pub validation_loss: Vec<f64>,
+    /// Mean accuracy after each epoch.
+    pub accuracy: Vec<f64>,
+}
+
+/// Averages methods over seeds. Runs that Ctrl-C cut short are left out.
+pub fn summarise(seeds: &[SeedReport]) -> Vec<Summary> {
+    let complete: Vec<&SeedReport> =
+        seeds.iter().filter(|s| s.methods.iter().all(|method| !method.interrupted)).collect();
+    let Some(first) = complete.first() else { return Vec::new() };
+    first
+        .methods
+        .iter()
+        .enumerate()
+        .map(|(index, method)| {
+            let runs: Vec<&MethodReport> = complete.iter().filter_map(|s| s.methods.get(index)).collect();
+            let mean = |epoch: usize, value: fn(&EpochRow) -> f64| {
+                runs.iter().map(|r| value(&r.epochs[epoch])).sum::<f64>() / runs.len() as f64
+            };
+            Summary {
+                method: method.method,
+                learning_rate: method.learning_rate,
+                validation_loss: (0..method.epochs.len())
+                    .map(|e| mean(e, |row| row.validation_loss))
+                    .collect(),
+                accuracy: (0..method.epochs.len()).map(|e| mean(e, |row| row.accuracy)).collect(),
+            }
+        })
+        .collect()
+}
+
+/// The setting of a method with the smallest validation loss at the end.
+pub fn best<'a>(summaries: &'a [Summary], method: &str) -> Option<&'a Summary> {
+    let last = |s: &Summary| s.validation_loss.last().copied().filter(|loss| loss.is_finite());
+    summaries
+        .iter()
+        .filter(|s| s.method == method && last(s).is_some())
+        .min_by(|a, b| last(a).unwrap_or(f64::INFINITY).total_cmp(&last(b).unwrap_or(f64::INFINITY)))
+}
+
+/// Writes tables to standard output, or nothing when JSON was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Printer {
+    /// Whether to write nothing.
+    pub quiet: bool,
+}
+
+impl Printer {
+    /// One line. A reader that has gone away (`| head`) is no reason to stop training.
+    pub fn line(self, text: impl std::fmt::Display) {
+        if !self.quiet {
+            let _ = writeln!(std::io::stdout(), "{text}");
+        }
+    }
+
+    /// What auto-fit found.
+    pub fn fit(self, fit: &Fitted) {
+        self.line(format!(
+            "Auto-fit of the {} covariance: {} mini-batches, {} images ({:.2} epochs of data), {:.1} s",
+            fit.covariance, fit.batches, fit.samples, fit.epochs_of_samples, fit.seconds
+        ));
+        self.line(format!(
+            "  mean {:.4}  variance {:.3e}  noise variance {:.3e}  relative deviation {:.2}",
+            fit.mean, fit.variance, fit.noise_variance, fit.relative_std
+        ));
+        self.line(format!(
+            "  gradient variance {:.4e}  noise {:.4e}  length scale {:.3}  largest step {:.3}",
+            fit.grad_variance, fit.noise_grad_variance, fit.length_scale, fit.plateau_step_size
+        ));
+        for warning in &fit.warnings {
+            self.line(format!("  warning: {warning}"));
+        }
+    }
+
+    /// Names of the columns of [`Printer::epoch`].
+    pub fn epoch_header(self) {
+        self.line(format!(
+            "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>8} {:>7}",
+            "epoch",
+            "train loss",
+            "validation loss",
+            "accuracy",
+            "step size",
+            "learning rate",
+            "skipped",
+            "time"
+        ));
+    }
+
+    /// One epoch.
+    pub fn epoch(self, row: &EpochRow) {
+        let number = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.4}"));
+        self.line(format!(
+            "{:>5} {:>11.4} {:>16.4} {:>7.2} % {:>10} {:>14} {:>8} {:>5.1} s",
+            row.epoch,
+            row.train_loss,
+            row.validation_loss,
+            100.0 * row.accuracy,
+            number(row.step_size),
+            number(row.learning_rate),
+            row.skipped,
+            row.seconds
+        ));
+    }
+
+    /// All methods side by side.
+    pub fn comparison(self, summaries: &[Summary], seeds: &[SeedReport]) {
+        let Some(first) = summaries.first() else { return };
+        let epochs = first.validation_loss.len();
+        let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
+        self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
+        let mut header = format!("{:<6} {:>13}", "method", "learning rate");
+        (1..=epochs).for_each(|epoch| header += &format!(" {:>18}", format!("epoch {epoch}")));
+        self.line(header);
+        for summary in summaries {
+            let rate = summary.learning_rate.map_or("fitted".into(), |rate| rate.to_string());
+            let mut line = format!("{:<6} {rate:>13}", summary.method);
+            for (loss, accuracy) in summary.validation_loss.iter().zip(&summary.accuracy) {
+                line += &format!(" {:>18}", format!("{loss:.4} ({:.2} %)", 100.0 * accuracy));
+            }
+            self.line(line);
+        }
+        for method in ["SGD", "Adam"] {
+            if let Some(best) = best(summaries, method) {
+                self.line(format!(
+                    "Best {method}: learning rate {}, validation loss {:.4}; RFD: {:.4}",
+                    best.learning_rate.unwrap_or_default(),
+                    best.validation_loss.last().copied().unwrap_or_default(),
+                    first.validation_loss.last().copied().unwrap_or_default()
+                ));
+            }
+        }
+        let cost = seeds.iter().map(|s| s.fit.epochs_of_samples).sum::<f64>() / seeds.len() as f64;
+        self.line(format!(
+            "Nothing was tuned for RFD; its auto-fit looked at {cost:.2} epochs worth of images. SGD and Adam each show \
+             a grid of learning rates, of which the best is known only after training with all of them."
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(method: &'static str, rate: f64, loss: f64) -> Summary {
+        Summary {
+            method,
+            learning_rate: Some(rate),
+            validation_loss: vec![1.0, loss],
+            accuracy: vec![0.5, 0.5],
+        }
+    }
+
+    #[test]
+    fn the_best_setting_is_that_of_the_last_epoch_and_never_a_diverged_one() {
+        let all = [
+            summary("SGD", 1.0, f64::NAN),
+            summary("SGD", 0.3, 0.2),
+            summary("SGD", 0.1, 0.3),
+            summary("Adam", 0.1, 0.1),
+        ];
+        assert_eq!(best(&all, "SGD").unwrap().learning_rate, Some(0.3));
+        assert!(best(&all[..1], "SGD").is_none());
+    }
+}

@@ -1,0 +1,161 @@
+//! The train command from outside: files, exit statuses, error lines.
+
+use std::fs;
+use std::path::Path;
+
+use assert_cmd::Command;
+use predicates::str::contains;
+
+fn train(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("rfdescent").unwrap();
+    command.arg("train").args(arguments);
+    command
+}
+
+/// A run of seconds: few images, one epoch, a coarse fit.
+const SMALL: [&str; 10] = [
+    "--train-images",
+    "600",
+    "--validation-images",
+    "100",
+    "--batch-size",
+    "100",
+    "--epochs",
+    "1",
+    "--tolerance",
+    "2",
+];
+
+/// Fails with `status`, one line on standard error that holds each of `parts`, and nothing on standard output.
+fn refuses(arguments: &[&str], status: i32, parts: &[&str]) {
+    let output = train(arguments).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("error: "), "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{arguments:?}: `{text}` should say `{part}`");
+    }
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn a_small_run_ends_well_and_writes_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let path = output.to_str().unwrap();
+    train(&SMALL).args(["--output", path, "--compare"]).assert().success().stdout(contains("Best Adam"));
+
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap();
+    let methods = report["seeds"][0]["methods"].as_array().unwrap();
+    assert_eq!(methods.len(), 7);
+    assert!(methods.iter().all(|m| m["epochs"][0]["accuracy"].as_f64().unwrap() <= 1.0));
+    assert!(report["seeds"][0]["fit"]["variance"].as_f64().unwrap() > 0.0);
+
+    let mut steps = csv::Reader::from_path(output.join("run.csv")).unwrap();
+    let header: Vec<String> = steps.headers().unwrap().iter().map(str::to_owned).collect();
+    assert_eq!(
+        header,
+        ["step", "epoch", "loss", "grad_norm", "theta", "step_size", "learning_rate", "skipped"]
+    );
+    assert_eq!(steps.records().count(), 6);
+    assert_eq!(csv::Reader::from_path(output.join("epochs.csv")).unwrap().records().count(), 1);
+    rfdescent::covariance::Model::load(&output.join("model.json")).unwrap();
+    let parameters =
+        candle_core::safetensors::load(output.join("parameters.safetensors"), &candle_core::Device::Cpu);
+    assert_eq!(parameters.unwrap()["linear1.weight"].dims(), [512, 784]);
+    assert!(!rfdescent::estimation::read_samples(&output.join("samples.csv")).unwrap().is_empty());
+    let names: Vec<_> =
+        fs::read_dir(&output).unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.iter().all(|name| !name.contains("tmp") && !name.starts_with('.')), "{names:?}");
+}
+
+#[test]
+fn json_is_one_document_the_same_each_time_and_nothing_else() {
+    let once = || {
+        let output = train(&SMALL).args(["--json", "--seeds", "2"]).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty());
+        let mut report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        for seed in report["seeds"].as_array_mut().unwrap() {
+            seed["fit"]["seconds"].take();
+            seed["methods"][0]["epochs"][0]["seconds"].take();
+        }
+        report
+    };
+    let first = once();
+    assert_eq!(first["seeds"].as_array().unwrap().len(), 2);
+    assert_ne!(first["seeds"][0]["methods"], first["seeds"][1]["methods"]);
+    assert_eq!(first, once());
+}
+
+#[test]
+fn wrong_usage_is_one_line_with_the_choices() {
+    refuses(&["--batch-size", "0"], 2, &["--batch-size", "2..=1000000"]);
+    refuses(&["--epochs", "0"], 2, &["--epochs"]);
+    refuses(&["--model", "transformer"], 2, &["--model", "mlp, cnn"]);
+    refuses(&["--covariance", "linear"], 2, &["--covariance", "squared_exponential", "matern:1.5"]);
+    refuses(&["--tolerance", "-1"], 2, &["--tolerance", "above 0"]);
+    refuses(&["--train-images", "500"], 2, &["--batch-size 1024", "500"]);
+    refuses(&["--nonsense"], 2, &["--nonsense"]);
+}
+
+#[test]
+fn bad_data_is_one_line_with_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    refuses(&["--data", path], 1, &["train-images-idx3-ubyte", "no such file"]);
+    fs::write(folder.path().join("train-images-idx3-ubyte"), [0, 0, 8, 3, 0, 0]).unwrap();
+    fs::write(folder.path().join("train-labels-idx1-ubyte"), [0, 0, 8, 1, 0, 0, 0, 1, 5]).unwrap();
+    refuses(&["--data", path], 1, &["train-images-idx3-ubyte", "truncated"]);
+    refuses(&["--data", "does/not/exist"], 1, &["does/not/exist", "--data"]);
+}
+
+#[test]
+fn an_output_folder_that_cannot_be_written_is_named_before_any_work() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let below = file.path().join("run");
+    refuses(&["--output", below.to_str().unwrap()], 1, &[below.to_str().unwrap(), "--output"]);
+}
+
+#[test]
+fn a_bad_sample_cache_is_one_line_with_file_and_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("samples.csv");
+    fs::write(&cache, "loss,grad_norm,batchsize,time\n2.5,3.0,20,0\n2.5,-3.0,20,0\n").unwrap();
+    let mut arguments = SMALL.to_vec();
+    arguments.extend(["--json", "--samples", cache.to_str().unwrap()]);
+    refuses(&arguments, 1, &["samples.csv", "row ", "grad_norm"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("samples.csv");
+    let rows =
+        |path: &Path| fs::read_to_string(path).map_or(0, |text| text.lines().count().saturating_sub(1));
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("rfdescent"))
+        .args(["train", "--train-images", "600", "--batch-size", "100", "--tolerance", "1e-3", "--samples"])
+        .arg(&cache)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while rows(&cache) < 5 {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before it drew five samples");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.contains("samples.csv") && text.contains("--samples"), "{text}");
+
+    let kept = rows(&cache);
+    let before = fs::read_to_string(&cache).unwrap();
+    assert!(kept >= 5);
+    train(&SMALL).arg("--samples").arg(&cache).assert().success();
+    assert!(fs::read_to_string(&cache).unwrap().starts_with(&before));
+}
