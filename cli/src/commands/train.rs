@@ -63,7 +63,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
     max_samples: u64,
     /// Use only this many training images
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(100..=10_000_000))]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(MIN_IMAGES as u64..=10_000_000))]
     train_images: Option<usize>,
     /// Use only this many validation images
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
@@ -72,6 +72,9 @@ pub struct TrainArgs {
     #[arg(long)]
     json: bool,
 }
+
+/// Fewer cannot show how the loss varies with the batch size, which auto-fit starts at 20.
+const MIN_IMAGES: usize = 100;
 
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -142,6 +145,13 @@ fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
             args.validation_images.unwrap_or(synthetic::VALIDATION_IMAGES),
         ),
     };
+    if data.train.len() < MIN_IMAGES {
+        return Err(CliError::Data(format!(
+            "{}: {} training images; auto-fit needs at least {MIN_IMAGES}",
+            data.source,
+            data.train.len()
+        )));
+    }
     if data.train.len() < args.batch_size {
         let images = data.train.len();
         return Err(CliError::Usage(format!(

@@ -83,26 +83,22 @@ fn sums<const N: usize>(
     term: impl Fn(usize, usize) -> [f64; N] + Sync,
 ) -> [Vec<f64>; N] {
     let rows = count / features;
-    let partial: Vec<[Vec<f64>; N]> = (0..rows.div_ceil(ROWS_PER_TASK))
+    let partial: Vec<Vec<[f64; N]>> = (0..rows.div_ceil(ROWS_PER_TASK))
         .into_par_iter()
         .map(|task| {
-            let mut sums: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; features]);
+            let mut sums = vec![[0.0; N]; features];
             for row in task * ROWS_PER_TASK..rows.min((task + 1) * ROWS_PER_TASK) {
-                for feature in 0..features {
+                for (feature, sum) in sums.iter_mut().enumerate() {
                     let values = term(feature, row * features + feature);
-                    (0..N).for_each(|n| sums[n][feature] += values[n]);
+                    sum.iter_mut().zip(values).for_each(|(s, v)| *s += v);
                 }
             }
             sums
         })
         .collect();
-    let mut result: [Vec<f64>; N] = std::array::from_fn(|_| vec![0.0; features]);
-    for sums in partial {
-        for (total, part) in result.iter_mut().zip(&sums) {
-            total.iter_mut().zip(part).for_each(|(t, p)| *t += p);
-        }
-    }
-    result
+    std::array::from_fn(|n| {
+        (0..features).map(|feature| partial.iter().map(|sums| sums[feature][n]).sum()).collect()
+    })
 }
 
 /// The list of all `value(feature, index)`.

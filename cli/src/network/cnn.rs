@@ -15,7 +15,8 @@ const FINAL_SIDE: usize = after_block(after_block(SIDE));
 
 /// A convolution without padding, then pooling by two.
 const fn after_block(side: usize) -> usize {
-    (side - PATCH + 1) / 2
+    let positions = side - PATCH + 1;
+    positions / 2
 }
 
 /// Twice convolution, batch normalisation, ReLU, 2×2 maximum; a linear output, normalised as that of the MLP.

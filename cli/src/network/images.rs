@@ -156,7 +156,7 @@ impl CustomOp1 for MaxPool {
     }
 
     fn cpu_fwd(&self, images: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        if self.rows % 2 != 0 || self.columns % 2 != 0 {
+        if !(self.rows.is_multiple_of(2) && self.columns.is_multiple_of(2)) {
             candle_core::bail!("pooling {}×{} images by two leaves a remainder", self.rows, self.columns);
         }
         let batch = layout.shape().elem_count() / self.image();

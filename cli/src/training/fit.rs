@@ -106,7 +106,7 @@ pub fn fit(
         if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    let fitted = fitted.map_err(|error| explain(error, options))?;
+    let fitted = fitted.map_err(|error| explain(error, options.cache.as_deref()))?;
     let model = Model::new(options.family, fitted.moments())?;
     warnings.extend(fitted.warnings);
     Ok(Fitted {
@@ -129,20 +129,24 @@ pub fn fit(
     })
 }
 
-fn explain(error: Error, options: &FitOptions) -> CliError {
-    match (&error, &options.cache) {
+/// Says what a user of the command can do, where the library speaks to a caller of its functions.
+fn explain(error: Error, cache: Option<&Path>) -> CliError {
+    match (error, cache) {
         (Error::Estimation(EstimationError::Interrupted { .. }), Some(cache)) => {
+            let cache = cache.display();
             CliError::Interrupted(format!(
-                "auto-fit stopped by Ctrl-C; every sample drawn is in {0}: the same command, or --samples {0}, goes on from \
-             there",
-                cache.display()
+                "auto-fit stopped by Ctrl-C; every sample drawn is in {cache}: the same command, or --samples {cache}, \
+                 goes on from there"
             ))
         }
         (Error::Estimation(EstimationError::Interrupted { .. }), None) => CliError::Interrupted(
             "auto-fit stopped by Ctrl-C; its samples are lost (--samples FILE or --output DIR keeps them)"
                 .into(),
         ),
-        _ => error.into(),
+        (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
+            format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
+        ),
+        (error, _) => error.into(),
     }
 }
 
@@ -168,7 +172,9 @@ impl Origin {
 
     /// Marks a new cache as ours; an existing one must be. Returns a warning about one whose origin is unknown.
     fn claim(&self, cache: &Path) -> Result<Option<String>, CliError> {
-        let note = cache.with_added_extension("origin.json");
+        let mut note = cache.as_os_str().to_owned();
+        note.push(".origin.json");
+        let note = PathBuf::from(note);
         if cache.exists() {
             let Ok(text) = fs::read_to_string(&note) else {
                 return Ok(Some(format!(
