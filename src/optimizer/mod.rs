@@ -9,7 +9,7 @@ mod options;
 mod report;
 mod spec;
 mod state;
-mod state_file;
+pub(crate) mod state_file;
 
 use std::collections::HashSet;
 
@@ -18,6 +18,8 @@ pub use options::{Group, Options};
 pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
 
+#[cfg(any(feature = "cuda", feature = "shim"))]
+pub use crate::backend::device::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor};
 use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
@@ -219,11 +221,7 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
-        if self.options.groups.iter().any(|group| group.norm_lock) {
-            let expected =
-                "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
-            return Err(Error::invalid("norm_lock", true, expected));
-        }
+        refuse_norm_lock(&self.options)?;
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
@@ -393,4 +391,14 @@ pub(crate) fn validate(options: &Options, specs: &[TensorSpec]) -> Result<Vec<us
             spec.len()
         })
         .collect()
+}
+
+/// An error if a group has norm lock, in sharded training.
+pub(crate) fn refuse_norm_lock(options: &Options) -> Result<()> {
+    if options.groups.iter().any(|group| group.norm_lock) {
+        let expected =
+            "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
+        return Err(Error::invalid("norm_lock", true, expected));
+    }
+    Ok(())
 }
