@@ -48,7 +48,7 @@ __device__ __forceinline__ double loss_of(const RfdStep& step)
     if (step.loss == 0) {
         return step.loss_value;
     }
-    double loss[1];
+    double loss[RFD_QUAD];
     const Unit unit{0, 1, false};
     load<Reuse::later>(loss, static_cast<int>(step.loss_dtype), step.loss, unit);
     return loss[0];
@@ -87,7 +87,8 @@ __device__ __forceinline__ bool settings_are_valid(const Launch& launch)
     for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_LANES) {
         // Momentum that was switched on without a buffer for the velocity.
         const RfdTensor& tensor = launch.tensors[k];
-        valid = valid && (tensor.momentum != 0 || tensor.grad == 0 || launch.groups[tensor.group].momentum == 0.0);
+        valid = valid && (tensor.momentum != 0 || launch.groups[tensor.group].momentum == 0.0 ||
+                          launch.chunks_of(k) == 0);
     }
     return __syncthreads_and(valid) != 0;
 }

@@ -38,7 +38,7 @@ template <class T>
 struct Factors {
     T decay, coefficient, prescale, momentum, unscale;
 
-    __device__ __forceinline__ Factors() = default;
+    Factors() = default;
     __device__ __forceinline__ explicit Factors(const Scalars& s)
         : decay(narrowed<T>(s.decay)),
           coefficient(narrowed<T>(s.coefficient)),

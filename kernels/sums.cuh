@@ -64,8 +64,9 @@ struct Columns {
 template <class I, class T, bool FULL>
 __device__ __forceinline__ double lane_squares(const RfdTensor& tensor, const Chunk& chunk, double scale)
 {
+    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? RFD_ROWS : 1;
     Columns squares;
-#pragma unroll(FULL ? RFD_ROWS : 1)
+#pragma unroll ROWS_AT_ONCE
     for (int row = 0; row < RFD_ROWS; ++row) {
         T g[RFD_QUAD];
         load<Reuse::later>(g, View<I>(tensor).grad, tensor.grad, unit_of<RFD_QUAD, FULL>(chunk, row));

@@ -29,7 +29,7 @@ struct Rule {
     bool moves;            // by its velocity
     Rounding rounding;
 
-    __device__ __forceinline__ Rule() = default;
+    Rule() = default;
     __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor,
                                     uint32_t applied)
     {
