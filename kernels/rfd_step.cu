@@ -141,3 +141,13 @@ RFD_KERNEL(rfd_fill_masters, InstanceGeneric::BLOCKS)
     Cursor cursor(launch, chunks_of_block(step.chunks).begin);
     fill_masters(launch, cursor);
 }
+
+// One block: writes tensors that are passed by value into a table on the device. So a list too long to be passed by value
+// gets there without memory of the host that would have to stay, also when the launch is captured.
+RFD_KERNEL(rfd_store_table, 1)
+{
+    RfdTensor* to = reinterpret_cast<RfdTensor*>(step.tensors);
+    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_LANES) {
+        to[k] = table.tensor[k];
+    }
+}

@@ -16,7 +16,8 @@ struct Entry {
 #define RFD_ENTRIES_OF_INSTANCE(NAME, I) RFD_ENTRY(rfd_step_##NAME) RFD_ENTRY(rfd_norm_##NAME) RFD_ENTRY(rfd_update_##NAME)
 
 const Entry ENTRIES[] = {RFD_INSTANCES(RFD_ENTRIES_OF_INSTANCE) RFD_ENTRY(rfd_rescue_max) RFD_ENTRY(rfd_rescue_norm)
-                             RFD_ENTRY(rfd_status) RFD_ENTRY(rfd_total) RFD_ENTRY(rfd_fill_masters)};
+                             RFD_ENTRY(rfd_status) RFD_ENTRY(rfd_total) RFD_ENTRY(rfd_fill_masters)
+                             RFD_ENTRY(rfd_store_table)};
 
 std::atomic<uint64_t> seed;
 
