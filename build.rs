@@ -54,7 +54,8 @@ fn fatbin() {
 
 /// Those of the architectures that this nvcc knows.
 fn supported(nvcc: &Path) -> Vec<&'static str> {
-    let known = Command::new(nvcc).arg("--list-gpu-arch").output().map(|done| done.stdout).unwrap_or_default();
+    let known =
+        Command::new(nvcc).arg("--list-gpu-arch").output().map(|done| done.stdout).unwrap_or_default();
     let known = String::from_utf8_lossy(&known).into_owned();
     ARCHITECTURES
         .into_iter()
@@ -77,7 +78,8 @@ fn find_nvcc() -> Option<PathBuf> {
 
 /// In the packages of the Python that is in use.
 fn pip_nvcc() -> Option<PathBuf> {
-    let script = "import site, sysconfig; print('\\n'.join({sysconfig.get_path('purelib'), *site.getsitepackages()}))";
+    let script =
+        "import site, sysconfig; print('\\n'.join({sysconfig.get_path('purelib'), *site.getsitepackages()}))";
     let done = Command::new("python3").args(["-c", script]).output().ok()?;
     let folders = String::from_utf8_lossy(&done.stdout).into_owned();
     folders.lines().map(|folder| Path::new(folder).join("nvidia/cu13/bin/nvcc")).find(|nvcc| nvcc.is_file())

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-pub use crate::backend::device::{Device, DeviceBuffer, Stream};
+pub use crate::backend::device::{Device, DeviceBuffer, StatusReader, Stream};
 #[cfg(feature = "shim")]
 #[doc(hidden)]
 pub use crate::backend::shim::{Counts, Shim, ShimOptions};

@@ -18,9 +18,9 @@ pub use options::{Group, Options};
 pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
 
+use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
 #[cfg(any(feature = "cuda", feature = "shim"))]
 pub use crate::backend::device::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor};
-use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, GradRef, ParamMut};

@@ -42,8 +42,7 @@ impl Optimizer {
                 master: tensor.master.as_deref().map(f32_bytes),
             })
             .collect();
-        let state =
-            State { applied_steps: self.applied_steps, skipped_steps: self.skipped_steps, tensors };
+        let state = State { applied_steps: self.applied_steps, skipped_steps: self.skipped_steps, tensors };
         state_file::write(&state, &self.spec_list())
     }
 

@@ -54,10 +54,8 @@ fn momentum_format(spec: &TensorSpec) -> Dtype {
 pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec<u8>> {
     let mut views = Vec::new();
     for (spec, buffers) in specs.iter().zip(&state.tensors) {
-        let stored = [
-            ("momentum", &buffers.momentum, momentum_format(spec)),
-            ("master", &buffers.master, Dtype::F32),
-        ];
+        let stored =
+            [("momentum", &buffers.momentum, momentum_format(spec)), ("master", &buffers.master, Dtype::F32)];
         for (kind, bytes, dtype) in stored {
             if let Some(bytes) = bytes {
                 let view = TensorView::new(dtype, vec![spec.len()?], bytes)
@@ -72,10 +70,7 @@ pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec
         ("version".to_string(), VERSION.to_string()),
         ("applied_steps".to_string(), state.applied_steps.to_string()),
         ("skipped_steps".to_string(), state.skipped_steps.to_string()),
-        (
-            "tensors".to_string(),
-            serde_json::to_string(&identities).map_err(|e| Error::State(e.to_string()))?,
-        ),
+        ("tensors".to_string(), serde_json::to_string(&identities).map_err(|e| Error::State(e.to_string()))?),
     ]);
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
 }

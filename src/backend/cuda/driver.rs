@@ -13,8 +13,11 @@ use crate::error::{Error, Result};
 const OLDEST: i32 = 12_010;
 
 /// Names under which the driver installs its library; all are among those that cudarc looks for.
-const LIBRARIES: [&str; 3] =
-    if cfg!(windows) { ["nvcuda.dll", "nvcuda", "nvcuda.dll"] } else { ["libcuda.so.1", "libcuda.so", "libcuda.dylib"] };
+const LIBRARIES: [&str; 3] = if cfg!(windows) {
+    ["nvcuda.dll", "nvcuda", "nvcuda.dll"]
+} else {
+    ["libcuda.so.1", "libcuda.so", "libcuda.dylib"]
+};
 
 /// Makes sure that the driver may be called; its version, e.g. 12010 for CUDA 12.1. Every other function of this module
 /// may be called after this one has succeeded only.
@@ -27,7 +30,7 @@ fn load() -> std::result::Result<i32, String> {
     // cudarc panics where the library is missing, so look for it first.
     let found = LIBRARIES.iter().find_map(|name| {
         // SAFETY: the driver's library; loading it runs its initialisers, as every CUDA program does.
-        unsafe { libloading::Library::new(name) }.ok()
+        unsafe { libloading::Library::new(*name) }.ok()
     });
     let Some(library) = found else {
         return Err(format!(

@@ -112,7 +112,9 @@ fn compute_capability(device: sys::CUdevice) -> Result<(i32, i32)> {
 fn device_name(device: sys::CUdevice) -> Result<String> {
     let mut name = [0_u8; 256];
     // SAFETY: the driver writes at most as many bytes as it is told, the last of them 0.
-    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device) })?;
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)
+    })?;
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     Ok(String::from_utf8_lossy(&name[..end]).into_owned())
 }
@@ -149,7 +151,8 @@ impl Cuda {
         }
         let context = Context::primary(device)?;
         let bound = context.bind()?;
-        let multiprocessors = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let multiprocessors =
+            attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let cooperative = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0;
         let module = Module::load(u32::try_from(multiprocessors).unwrap_or(0))?;
         let name =
@@ -192,7 +195,9 @@ impl Executor for Cuda {
         let _bound = self.context.bind()?;
         let mut address = 0;
         // SAFETY: a context is bound; one address is written.
-        check(format_args!("{bytes} bytes of device memory"), unsafe { sys::cuMemAlloc_v2(&mut address, bytes) })?;
+        check(format_args!("{bytes} bytes of device memory"), unsafe {
+            sys::cuMemAlloc_v2(&mut address, bytes)
+        })?;
         // SAFETY: fills the memory just allocated, on the executor's own live stream.
         let status = unsafe {
             match sys::cuMemsetD8Async(address, 0, bytes, self.own_stream.0) {
@@ -300,14 +305,29 @@ impl Executor for Cuda {
             if cooperative {
                 sys::cuLaunchCooperativeKernel(function, grid, 1, 1, RFD_LANES, 1, 1, 0, stream, parameters)
             } else {
-                sys::cuLaunchKernel(function, grid, 1, 1, RFD_LANES, 1, 1, 0, stream, parameters, ptr::null_mut())
+                sys::cuLaunchKernel(
+                    function,
+                    grid,
+                    1,
+                    1,
+                    RFD_LANES,
+                    1,
+                    1,
+                    0,
+                    stream,
+                    parameters,
+                    ptr::null_mut(),
+                )
             }
         };
         match status {
-            CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE | CUresult::CUDA_ERROR_NOT_SUPPORTED if cooperative => {
+            CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE | CUresult::CUDA_ERROR_NOT_SUPPORTED
+                if cooperative =>
+            {
                 Ok(Launched::Refused)
             }
-            _ => check(format_args!("launch of {kernel:?} with {grid} blocks"), status).map(|()| Launched::Queued),
+            _ => check(format_args!("launch of {kernel:?} with {grid} blocks"), status)
+                .map(|()| Launched::Queued),
         }
     }
 }

@@ -15,8 +15,7 @@ const PTX: &str = include_str!("../../../kernels/prebuilt/rfd_step.ptx");
 
 /// Machine code of the architectures that the build's nvcc knew, aligned as the driver wants it.
 #[cfg(rfd_fatbin)]
-static FATBIN: &Aligned<[u8]> =
-    &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/rfd_step.fatbin")));
+static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/rfd_step.fatbin")));
 
 #[cfg(rfd_fatbin)]
 #[repr(align(16))]
@@ -95,17 +94,16 @@ fn load_any() -> Result<(sys::CUmodule, String)> {
 }
 
 fn load_ptx() -> Result<sys::CUmodule> {
-    let text = CString::new(PTX).map_err(|_| Error::Device("the library's PTX is damaged; build it again".into()))?;
+    let text = CString::new(PTX)
+        .map_err(|_| Error::Device("the library's PTX is damaged; build it again".into()))?;
     load(text.as_ptr().cast())
 }
 
 /// Loads an image, with the compiler's own words on an error.
 fn load(image: *const c_void) -> Result<sys::CUmodule> {
     let mut log = vec![0_u8; 8192];
-    let mut options = [
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
+    let mut options =
+        [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     // The second value is the size itself, passed as a pointer.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
     let mut module = ptr::null_mut();
@@ -125,7 +123,11 @@ fn load(image: *const c_void) -> Result<sys::CUmodule> {
     }
     let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]).trim().to_string();
-    let what = if log.is_empty() { "loading the kernels".to_string() } else { format!("loading the kernels: {log}") };
+    let what = if log.is_empty() {
+        "loading the kernels".to_string()
+    } else {
+        format!("loading the kernels: {log}")
+    };
     check(what, status)?;
     Ok(module)
 }

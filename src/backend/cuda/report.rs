@@ -64,7 +64,9 @@ impl fmt::Display for Report {
         for device in &self.devices {
             match &device.usable {
                 Ok(name) => writeln!(f, "device {}: usable. {name}", device.ordinal)?,
-                Err(problem) => writeln!(f, "device {}: {} not usable. {problem}", device.ordinal, device.title)?,
+                Err(problem) => {
+                    writeln!(f, "device {}: {} not usable. {problem}", device.ordinal, device.title)?
+                }
             }
         }
         if self.driver.is_ok() && self.devices.is_empty() {

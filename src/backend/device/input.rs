@@ -72,9 +72,8 @@ impl DeviceInput {
                 step.loss_dtype = dtype_code(dtype);
             }
         }
-        let optional = |name, address: Option<u64>| {
-            address.map_or(Ok(0), |address| scalar(name, address, DType::F32))
-        };
+        let optional =
+            |name, address: Option<u64>| address.map_or(Ok(0), |address| scalar(name, address, DType::F32));
         step.grad_scale = optional("grad_scale", self.grad_scale)?;
         step.found_inf = optional("found_inf", self.found_inf)?;
         Ok(())

@@ -18,9 +18,8 @@ mod plan;
 mod settings;
 mod state;
 mod status;
-#[cfg(test)]
-mod tests;
 
 pub use executor::{Device, DeviceBuffer, Stream};
 pub use input::{DeviceInput, DeviceLoss, DeviceTensor};
 pub use optimizer::DeviceOptimizer;
+pub use status::StatusReader;

@@ -1,14 +1,16 @@
 //! The optimizer on a device: owns its state there and launches steps on the caller's stream.
 
+use std::sync::Arc;
+
 use super::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable, RfdTensor};
 use super::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use super::input::{DeviceInput, DeviceLoss, DeviceTensor, scalar};
 use super::plan::{Extent, Plan, TensorEntry, check_addresses, check_overlap};
 use super::settings::{self, Control};
-use super::status::Mirror;
+use super::status::{Mirror, StatusReader};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
-use crate::optimizer::{Group, Options, StepReport, TensorSpec};
+use crate::optimizer::{Group, Options, SquaredNorm, StepReport, TensorSpec};
 use crate::tensor::DType;
 
 /// As many tensors as a launch is passed by value.
@@ -31,7 +33,7 @@ pub struct DeviceOptimizer {
     options: Options,
     entries: Vec<TensorEntry>,
     control: Control,
-    mirror: Mirror,
+    mirror: Arc<Mirror>,
     workspace: Workspace,
     /// Velocities and master weights.
     slabs: Vec<DeviceBuffer>,
@@ -110,7 +112,11 @@ impl DeviceOptimizer {
     pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>, device: &Device) -> Result<Self> {
         let lengths = crate::optimizer::validate(&options, &specs)?;
         if options.groups.len() > usize::from(u16::MAX) + 1 {
-            return Err(Error::invalid("number of groups", options.groups.len(), "a device has at most 65536"));
+            return Err(Error::invalid(
+                "number of groups",
+                options.groups.len(),
+                "a device has at most 65536",
+            ));
         }
         let entries: Vec<TensorEntry> = specs
             .into_iter()
@@ -123,12 +129,13 @@ impl DeviceOptimizer {
                 master_ready: false,
             })
             .collect();
-        let tensor_count = u32::try_from(entries.len())
-            .map_err(|_| Error::invalid("number of tensors", entries.len(), "a device has fewer than 2^32"))?;
+        let tensor_count = u32::try_from(entries.len()).map_err(|_| {
+            Error::invalid("number of tensors", entries.len(), "a device has fewer than 2^32")
+        })?;
         let extent = Extent::of_all(&entries)?;
         let sums = if options.groups.iter().any(|group| group.norm_lock) { 4 } else { 1 };
         let control = Control::new(device, &options)?;
-        let mirror = Mirror::new(device)?;
+        let mirror = Arc::new(Mirror::new(device)?);
         let step = RfdStep {
             model: settings::model(&model, &options)?,
             groups: control.groups(),
@@ -326,6 +333,15 @@ impl DeviceOptimizer {
         Ok(step.given_norm)
     }
 
+    /// The norms that the last [`DeviceOptimizer::local_squared_norm`] wrote, after waiting for the stream: for those who
+    /// add them up on the host.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with what the driver reports.
+    pub fn read_squared_norm(&self, stream: Stream) -> Result<SquaredNorm> {
+        self.control.read_norm(stream)
+    }
+
     /// Queues the second half: the update with the norm of all ranks, two f64 at the address `norm`. Every rank must give
     /// the same norm and input; then all take bitwise the same step.
     ///
@@ -366,12 +382,17 @@ impl DeviceOptimizer {
     }
 
     /// What the last step did that the device has finished; `None` before the first. Does not wait, and may be called while
-    /// steps run and from any thread.
+    /// steps run.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel stopped half way.
     pub fn status(&self) -> Result<Option<StepReport>> {
         self.mirror.read()
+    }
+
+    /// A handle to [`DeviceOptimizer::status`] for another thread.
+    pub fn status_reader(&self) -> StatusReader {
+        StatusReader::new(self.mirror.clone())
     }
 
     /// What the last step on the stream did, after waiting for it.
@@ -424,8 +445,11 @@ impl DeviceOptimizer {
             return Ok(Vec::new());
         }
         let mut end = 0;
-        let offsets: Vec<usize> =
-            sizes.iter().map(|size| std::mem::replace(&mut end, end + size.next_multiple_of(256))).collect();
+        let mut offsets = Vec::with_capacity(sizes.len());
+        for size in sizes {
+            offsets.push(end);
+            end += size.next_multiple_of(256);
+        }
         let slab = self.device.allocate(end)?;
         let base = slab.address();
         self.slabs.push(slab);
@@ -611,7 +635,8 @@ impl DeviceOptimizer {
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
         let rescue = [Kernel::RESCUE_MAX, Kernel::RESCUE_NORM];
-        let kernels = [Kernel::norm(plan.instance)].into_iter().chain(rescue.into_iter().filter(|_| plan.f64_grads));
+        let kernels =
+            [Kernel::norm(plan.instance)].into_iter().chain(rescue.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)? };

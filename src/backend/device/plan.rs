@@ -64,7 +64,10 @@ impl Extent {
         let mut extent = Self::default();
         for tensor in tensors {
             extent.add(tensor.len).ok_or_else(|| {
-                Error::tensor(&tensor.spec.name, "with it the list has 2^32 segments of 2^20 elements or more")
+                Error::tensor(
+                    &tensor.spec.name,
+                    "with it the list has 2^32 segments of 2^20 elements or more",
+                )
             })?;
         }
         Ok(extent)
@@ -85,7 +88,12 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan for checked addresses.
-    pub fn new(entries: &[TensorEntry], groups: &[Group], addresses: &[DeviceTensor], cautious: bool) -> Self {
+    pub fn new(
+        entries: &[TensorEntry],
+        groups: &[Group],
+        addresses: &[DeviceTensor],
+        cautious: bool,
+    ) -> Self {
         let mut extent = Extent::default();
         let tensors: Vec<RfdTensor> = entries
             .iter()
@@ -124,7 +132,8 @@ impl Plan {
 
 /// The lean instance for tensors that are all alike, if there is one for their kind.
 fn instance_of<'a>(mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
-    let kind = |t: &RfdTensor| (u32::from(t.formats & 3), u32::from(t.formats >> 2), t.master != 0, t.momentum != 0);
+    let kind =
+        |t: &RfdTensor| (u32::from(t.formats & 3), u32::from(t.formats >> 2), t.master != 0, t.momentum != 0);
     let Some(first) = tensors.next().map(kind) else { return Instance::Generic };
     if !tensors.all(|tensor| kind(tensor) == first) {
         return Instance::Generic;
@@ -187,7 +196,9 @@ pub(super) fn check_overlap(entries: &[TensorEntry], addresses: &[DeviceTensor])
         .zip(addresses)
         .enumerate()
         .filter(|(_, (entry, _))| entry.len > 0)
-        .map(|(k, (entry, address))| (address.param, address.param + entry.len * size_of(entry.spec.dtype), k))
+        .map(|(k, (entry, address))| {
+            (address.param, address.param + entry.len * size_of(entry.spec.dtype), k)
+        })
         .collect();
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
@@ -195,7 +206,9 @@ pub(super) fn check_overlap(entries: &[TensorEntry], addresses: &[DeviceTensor])
         if second < end {
             let (earlier, later) = (&entries[a.min(b)].spec.name, &entries[a.max(b)].spec.name);
             let problem = if first == second {
-                format!("is the same memory as `{earlier}`; list a shared parameter once, with the sum of its gradients")
+                format!(
+                    "is the same memory as `{earlier}`; list a shared parameter once, with the sum of its gradients"
+                )
             } else {
                 format!("shares memory with `{earlier}`; each parameter needs elements of its own")
             };
@@ -203,4 +216,127 @@ pub(super) fn check_overlap(entries: &[TensorEntry], addresses: &[DeviceTensor])
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(lengths: &[(usize, DType)]) -> Vec<TensorEntry> {
+        lengths
+            .iter()
+            .enumerate()
+            .map(|(k, &(len, dtype))| TensorEntry {
+                spec: TensorSpec::new(format!("t{k}"), &[len], dtype),
+                len: len as u64,
+                momentum: 0,
+                master: 0,
+                master_ready: false,
+            })
+            .collect()
+    }
+
+    fn addresses(entries: &[TensorEntry], grad: DType) -> Vec<DeviceTensor> {
+        (1..=entries.len() as u64).map(|k| DeviceTensor::new(k << 40, k << 40 | 1 << 32, grad)).collect()
+    }
+
+    fn plan(entries: &[TensorEntry], addresses: &[DeviceTensor], group: Group) -> Plan {
+        Plan::new(entries, &[group], addresses, false)
+    }
+
+    #[test]
+    fn chunks_and_segments_follow_the_tensors() {
+        let entries = entries(&[0, 1, 4096, 4097, 1 << 20, (1 << 20) + 1, 5].map(|len| (len, DType::F32)));
+        let mut addresses = addresses(&entries, DType::F32);
+        addresses[2].grad = 0;
+        let plan = plan(&entries, &addresses, Group::default());
+        let first = |f: fn(&RfdTensor) -> u64| plan.tensors.iter().map(f).collect::<Vec<_>>();
+        assert_eq!(first(|t| t.first_chunk), [0, 0, 1, 1, 3, 259, 516]);
+        assert_eq!(first(|t| t.first_segment.into()), [0, 0, 1, 1, 2, 3, 5]);
+        assert_eq!(plan.extent, Extent { chunks: 517, segments: 6 });
+        // room for the missing one is kept
+        assert_eq!(Extent::of_all(&entries).unwrap(), Extent { chunks: 518, segments: 7 });
+    }
+
+    #[test]
+    fn counts_beyond_32_bits() {
+        let large = entries(&[(1 << 45, DType::F32), (7, DType::F32)]);
+        let plan = plan(&large, &addresses(&large, DType::F32), Group::default());
+        assert_eq!(plan.tensors[1].first_chunk, 1 << 33);
+        assert_eq!(plan.tensors[1].first_segment, 1 << 25);
+        let huge = entries(&[(1 << 52, DType::F32), (1, DType::F32)]);
+        assert!(Extent::of_all(&huge).unwrap_err().to_string().contains("`t0`"));
+    }
+
+    #[test]
+    fn lists_of_one_kind_get_their_instance() {
+        use DType::{BF16, F16, F32, F64};
+        // parameter, gradient, master weights, momentum
+        let cases = [
+            (F32, F32, false, false, Instance::F32),
+            (F32, F32, false, true, Instance::F32Momentum),
+            (BF16, BF16, true, false, Instance::Bf16Master),
+            (BF16, BF16, true, true, Instance::Bf16MasterMomentum),
+            (BF16, BF16, false, false, Instance::Bf16),
+            (BF16, BF16, false, true, Instance::Generic),
+            (F16, F16, true, false, Instance::F16Master),
+            (F16, F16, false, false, Instance::Generic),
+            (F32, BF16, false, false, Instance::Generic),
+            (F32, F64, false, false, Instance::Generic),
+            (F64, F64, false, false, Instance::Generic),
+        ];
+        for (param, grad, master, momentum, expected) in cases {
+            let mut entries = entries(&[(10, param), (0, F64), (20, param), (30, F64)]);
+            for entry in &mut entries {
+                entry.master = if master { 256 } else { 0 };
+                entry.momentum = if momentum { 512 } else { 0 };
+            }
+            let mut addresses = addresses(&entries, grad);
+            // neither an empty tensor nor one without gradient decides
+            addresses[3] = DeviceTensor::without_grad(addresses[3].param);
+            let group = Group { momentum: if momentum { 0.9 } else { 0.0 }, ..Group::default() };
+            let with = |group, cautious| Plan::new(&entries, &[group], &addresses, cautious);
+            assert_eq!(with(group, false).instance, expected, "{param} {grad} {master} {momentum}");
+            assert_eq!(with(group, true).instance, Instance::Generic);
+            let locked = with(Group { norm_lock: true, ..group }, false);
+            assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4));
+            assert_eq!(with(group, false).f64_grads, grad == F64);
+        }
+        let mixed = entries(&[(10, F32), (10, BF16)]);
+        assert_eq!(plan(&mixed, &addresses(&mixed, F32), Group::default()).instance, Instance::Generic);
+        assert_eq!(plan(&[], &[], Group::default()).instance, Instance::Generic);
+    }
+
+    #[test]
+    fn errors_name_the_tensor() {
+        let entries = entries(&[(8, DType::F32), (8, DType::F64), (0, DType::F32), (8, DType::BF16)]);
+        let good = addresses(&entries, DType::F16);
+        check_addresses(&entries, &good).unwrap();
+        check_overlap(&entries, &good).unwrap();
+        let broken = |change: fn(&mut [DeviceTensor])| {
+            let mut addresses = good.clone();
+            change(&mut addresses);
+            let checked =
+                check_addresses(&entries, &addresses).and_then(|()| check_overlap(&entries, &addresses));
+            checked.map_err(|error| error.to_string())
+        };
+        for (change, tensor, word) in [
+            ((|a| a[1].param = 0) as fn(&mut [DeviceTensor]), "`t1`", "null"),
+            (|a| a[0].param += 2, "`t0`", "multiple of 4"),
+            (|a| a[1].param += 4, "`t1`", "multiple of 8"),
+            (|a| a[3].grad += 1, "`t3`", "gradient"),
+            (|a| a[0].param = u64::MAX - 15, "`t0`", "beyond"),
+            (|a| a[3].grad = u64::MAX - 15, "`t3`", "beyond"),
+            (|a| a[3].param = a[0].param, "`t3`", "same memory as `t0`"),
+            (|a| a[1].param = a[0].param + 24, "`t1`", "shares memory with `t0`"),
+            (|a| a[0].param = a[3].param + 12, "`t3`", "shares memory with `t0`"),
+        ] {
+            let message = broken(change).unwrap_err();
+            assert!(message.contains(tensor) && message.contains(word), "{message}");
+        }
+        // neighbours, empty tensors anywhere, missing gradients
+        broken(|a| a[1].param = a[0].param + 32).unwrap();
+        broken(|a| a[2] = DeviceTensor::new(0, 3, DType::F32)).unwrap();
+        broken(|a| a[3].grad = 0).unwrap();
+    }
 }

@@ -1,14 +1,14 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its writes.
 
-use super::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
 use super::abi::{
     RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
     RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD,
 };
+use super::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
 use super::executor::{Device, DeviceBuffer, Stream};
 use crate::covariance::{Family, Model, StepMode, quantile};
 use crate::error::{Error, Result};
-use crate::optimizer::{Group, Options};
+use crate::optimizer::{Group, Options, SquaredNorm};
 
 const SETTINGS: u64 = 0;
 const STATUS: u64 = 64;
@@ -77,6 +77,15 @@ impl Control {
         self.memory.download(STATUS as usize, &mut bytes, stream)?;
         let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap_or_default());
         Ok((word(1), word(2)))
+    }
+
+    /// The norms of the split form, after the work on the stream.
+    pub fn read_norm(&self, stream: Stream) -> Result<SquaredNorm> {
+        let mut bytes = [0_u8; 16];
+        self.memory.download(NORM as usize, &mut bytes, stream)?;
+        let [euclidean, sigma] =
+            [0, 8].map(|at| f64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default()));
+        Ok(SquaredNorm { euclidean, sigma })
     }
 
     /// Replaces the counts of steps.

@@ -62,7 +62,11 @@ impl DeviceOptimizer {
                 };
                 Ok(Buffers {
                     momentum: read(entry.momentum != 0, entry.momentum, entry.momentum_bytes())?,
-                    master: read(entry.master != 0 && entry.master_ready, entry.master, entry.master_bytes())?,
+                    master: read(
+                        entry.master != 0 && entry.master_ready,
+                        entry.master,
+                        entry.master_bytes(),
+                    )?,
                 })
             })
             .collect::<Result<_>>()?;

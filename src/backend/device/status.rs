@@ -1,5 +1,6 @@
 //! Reading the status block that kernels keep in host memory, while they may be writing it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::abi::{
@@ -77,8 +78,29 @@ impl Drop for Mirror {
     }
 }
 
+/// Reads the status of a [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer) from any thread, while it takes steps.
+#[derive(Clone, Debug)]
+pub struct StatusReader {
+    mirror: Arc<Mirror>,
+}
+
+impl StatusReader {
+    pub(super) fn new(mirror: Arc<Mirror>) -> Self {
+        Self { mirror }
+    }
+
+    /// What the last step did that the device has finished; `None` before the first. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a kernel stopped half way.
+    pub fn read(&self) -> Result<Option<StepReport>> {
+        self.mirror.read()
+    }
+}
+
 fn status(words: [u64; WORDS]) -> RfdStatus {
-    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] = words;
+    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] =
+        words;
     RfdStatus {
         sequence,
         applied,

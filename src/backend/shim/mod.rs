@@ -199,7 +199,9 @@ impl Executor for Inner {
         // SAFETY: the name ends with 0, both structs live until the call returns, and the caller vouches for the addresses.
         match unsafe { rfd_shim_launch(kernel.name().as_ptr(), cooperative.into(), grid, step, table) } {
             0 => Ok(Launched::Queued),
-            code => Err(Error::Device(format!("the shim refused {kernel:?} with {grid} blocks: code {code}"))),
+            code => {
+                Err(Error::Device(format!("the shim refused {kernel:?} with {grid} blocks: code {code}")))
+            }
         }
     }
 }
