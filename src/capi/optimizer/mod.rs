@@ -16,7 +16,9 @@ pub use self::structs::*;
 use super::buffer::rfd_buffer;
 use super::model::rfd_model;
 use super::pointers::{Array, Out, OutStruct, destroy, lock, no_stream, path, read, shared, slice};
-use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
+#[cfg(not(feature = "cuda"))]
+use super::status::RFD_ERROR_UNSUPPORTED;
+use super::status::{Failure, Result, guard, rfd_status};
 use crate::Error;
 #[cfg(any(feature = "cuda", feature = "shim"))]
 use crate::device::{Device, StatusReader};
