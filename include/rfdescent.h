@@ -591,6 +591,10 @@ typedef struct rfd_step_report {
      * One of RFD_OUTCOME_*.
      */
     uint32_t outcome;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
 } rfd_step_report;
 
 /**

@@ -145,7 +145,8 @@ pub(super) fn lock<'a, T>(mutex: &'a Mutex<T>, name: &str) -> Result<MutexGuard<
 pub(super) unsafe trait Versioned: Copy {
     /// Its name in C.
     const NAME: &'static str;
-    /// Its size in each release that changed it, in increasing order: fields are only ever added at the end.
+    /// Its size in each release that changed it, in increasing order: fields are only ever added behind the end, never in
+    /// padding there, which older callers leave undefined.
     const SIZES: &'static [usize];
     /// What fields are that the caller's header does not have yet.
     const DEFAULT: Self;

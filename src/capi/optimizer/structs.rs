@@ -268,6 +268,8 @@ pub struct rfd_step_report {
     pub skipped_steps: u64,
     /// One of RFD_OUTCOME_*.
     pub outcome: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), a usize first, numbers only.
@@ -285,6 +287,7 @@ unsafe impl Versioned for rfd_step_report {
         applied_steps: 0,
         skipped_steps: 0,
         outcome: RFD_OUTCOME_NONE,
+        reserved: 0,
     };
 }
 
@@ -308,6 +311,7 @@ impl From<StepReport> for rfd_step_report {
                 Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
                 Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
             },
+            reserved: 0,
         }
     }
 }
