@@ -19,14 +19,14 @@ struct Either<false, A, B> {
     using Type = B;
 };
 
-template <class I>
+template <bool GENERIC>
 struct DecisionScratch {
     double euclidean[RFD_WARPS];
     double sigma[RFD_WARPS];
     Decision decision;
     Forces forces;
     double scaled_sigma;  // Σ-norm of the gradients as given
-    typename Either<I::GENERIC, SearchScratch, NoSearch>::Type search;
+    typename Either<GENERIC, SearchScratch, NoSearch>::Type search;
 };
 
 // ‖g‖² and Σ f²‖g_k‖² of the gradients as given, times 4^−exponent.
@@ -94,8 +94,8 @@ __device__ __forceinline__ bool settings_are_valid(const Launch& launch)
 }
 
 // Folds the sums of all tensors; the result is in thread 0.
-template <class I>
-__device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionScratch<I>& scratch, int exponent)
+template <bool GENERIC>
+__device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionScratch<GENERIC>& scratch, int exponent)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double euclidean = 0.0, sigma = 0.0;
@@ -122,8 +122,8 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
 }
 
 // The norms and whether there can be a step. By thread 0.
-template <class I>
-__device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<I>& scratch, const Totals& totals,
+template <bool GENERIC>
+__device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<GENERIC>& scratch, const Totals& totals,
                                         bool valid)
 {
     const double grad_scale = grad_scale_of(launch.step), unit = power_of_two(totals.exponent);
@@ -150,8 +150,8 @@ __device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<I>
 }
 
 // The rates that follow from a step of u length scales. By thread 0.
-template <class I>
-__device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<I>& scratch, double u)
+template <bool GENERIC>
+__device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<GENERIC>& scratch, double u)
 {
     const RfdSettings& settings = settings_of(launch.step);
     Decision& decision = scratch.decision;
@@ -169,8 +169,8 @@ __device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<I
 }
 
 // Leaves the decision in shared memory. `exponent` is that of the tensors' sums, after a rescue.
-template <class I>
-__device__ __forceinline__ void decide(const Launch& launch, DecisionScratch<I>& scratch, int exponent)
+template <bool GENERIC>
+RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<GENERIC>& scratch, int exponent)
 {
     const RfdStep& step = launch.step;
     const RfdModel& model = step.model;
@@ -190,14 +190,14 @@ __device__ __forceinline__ void decide(const Launch& launch, DecisionScratch<I>&
         const RfdSquaredNorm& given = *reinterpret_cast<const RfdSquaredNorm*>(step.given_norm);
         totals = {given.euclidean, given.sigma, 0, true};
     } else {
-        totals = total_squares<I>(launch, scratch, exponent);
+        totals = total_squares<GENERIC>(launch, scratch, exponent);
     }
     if (threadIdx.x == 0) {
-        observe<I>(launch, scratch, totals, valid);
+        observe<GENERIC>(launch, scratch, totals, valid);
     }
     double u = 0.0;
-    const bool cautious = I::GENERIC && model.quantile > 0.0;
-    if constexpr (I::GENERIC) {
+    const bool cautious = GENERIC && model.quantile > 0.0;
+    if constexpr (GENERIC) {
         __syncthreads();
         if (cautious && decision.reason == RFD_REASON_APPLIED) {
             const Objective objective(model, scratch.forces, settings_of(step).inv_batch_size);
@@ -210,7 +210,7 @@ __device__ __forceinline__ void decide(const Launch& launch, DecisionScratch<I>&
         if (!cautious) {
             u = at_mean ? model.plateau : step_of_mode(model, scratch.forces);
         }
-        conclude<I>(launch, scratch, u);
+        conclude<GENERIC>(launch, scratch, u);
     }
     __syncthreads();
 }
@@ -234,7 +234,7 @@ __device__ __forceinline__ void publish(uint64_t address, const RfdStatus& statu
 }
 
 // Counts the step. By one thread of the launch, when no block needs the old counts any more.
-__device__ __forceinline__ void write_status(const RfdStep& step, const Decision& decision)
+RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& decision)
 {
     RfdStatus status = *reinterpret_cast<const RfdStatus*>(step.status);
     const bool applied = decision.reason == RFD_REASON_APPLIED;
