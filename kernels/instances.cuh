@@ -21,17 +21,18 @@ struct InstanceF32 {
 
 struct InstanceF32Momentum : InstanceF32 {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_BF16, GRAD = RFD_DTYPE_BF16;
     static constexpr bool MASTER = true;
+    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 struct InstanceBf16MasterMomentum : InstanceBf16Master {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16 : InstanceBf16Master {
@@ -42,6 +43,7 @@ struct InstanceBf16 : InstanceBf16Master {
 struct InstanceF16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F16, GRAD = RFD_DTYPE_F16;
     static constexpr bool MASTER = true;
+    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 // PARAM and GRAD are not used. Half as many blocks: double precision and the search of conservative steps take registers.

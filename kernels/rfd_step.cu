@@ -27,6 +27,7 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
     const Launch launch(step, table);
     // Before the barrier, behind which the first block counts this step.
     const uint64_t applied = applied_steps(step);
+    inspect<I::GENERIC>(launch, scratch.decision);
     int exponent = 0;
     // A second time only where squares of f64 gradients overflow or underflow.
     for (bool again = !found_inf(step); again;) {
@@ -65,6 +66,7 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
 {
     auto& scratch = block_shared<DecisionScratch<I::GENERIC>>();
     const Launch launch(step, table);
+    inspect<I::GENERIC>(launch, scratch);
     decide<I::GENERIC>(launch, scratch, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
     if (scratch.decision.reason == RFD_REASON_APPLIED) {
         update_pass<I>(launch, scratch.decision, applied_steps(step));
@@ -106,7 +108,9 @@ RFD_KERNEL(rfd_rescue_norm, InstanceGeneric::BLOCKS)
 RFD_KERNEL(rfd_status, 1)
 {
     auto& scratch = block_shared<DecisionScratch<true>>();
-    decide<true>(Launch(step, table), scratch, rescue_exponent(read_largest(step)));
+    const Launch launch(step, table);
+    inspect<true>(launch, scratch);
+    decide<true>(launch, scratch, rescue_exponent(read_largest(step)));
     if (threadIdx.x == 0) {
         write_status(step, scratch.decision);
         forget_largest(step);
