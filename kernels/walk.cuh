@@ -7,13 +7,15 @@
 struct Launch {
     const RfdStep& step;
     const RfdTensor* tensors;
-    const RfdGroup* groups;
 
     __device__ __forceinline__ Launch(const RfdStep& step, const RfdTable& table)
-        : step(step),
-          tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor),
-          groups(reinterpret_cast<const RfdGroup*>(step.groups))
+        : step(step), tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor)
     {
+    }
+
+    __device__ __forceinline__ const RfdGroup& group(uint32_t index) const
+    {
+        return reinterpret_cast<const RfdGroup*>(step.groups)[index];
     }
 
     // The first chunk behind a tensor's.
