@@ -149,7 +149,7 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scr
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
         fold_segment<GENERIC>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
-                        __shfl_sync(RFD_FULL_WARP, segment, source));
+                              __shfl_sync(RFD_FULL_WARP, segment, source));
     }
 }
 
@@ -167,7 +167,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::G
         Cursor cursor(launch, batch.first);
         for (uint32_t i = 0; i < batch.count; ++i) {
             const uint64_t chunk = batch.first + i;
-            cursor.seek(launch, chunk);
+            cursor.advance(launch, chunk);
             double sums[sums_of(I::GENERIC)];
             const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale);
 #pragma unroll

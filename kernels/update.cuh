@@ -96,8 +96,7 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
         --index;
-        if (!known || !cursor.holds(index)) {
-            cursor.seek(launch, index);
+        if (cursor.retreat(launch, index) || !known) {
             rule = Rule<I>(launch, decision, cursor);
             known = true;
         }
@@ -128,7 +127,7 @@ __device__ __forceinline__ void fill_masters(const Launch& launch)
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.begin);
     for (uint64_t index = range.begin; index < range.end; ++index) {
-        cursor.seek(launch, index);
+        cursor.advance(launch, index);
         const RfdTensor& tensor = cursor.tensor();
         if (tensor.master == 0) {
             continue;

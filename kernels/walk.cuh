@@ -69,22 +69,26 @@ public:
         }
     }
 
-    __device__ __forceinline__ void seek(const Launch& launch, uint64_t chunk)
+    // To the tensor of a chunk that lies not before the one it is at.
+    __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
     {
         while (chunk >= end_) {
             open(launch, index_ + 1);
         }
+    }
+
+    // To the tensor of a chunk that lies not behind the one it is at; whether that is another one.
+    __device__ __forceinline__ bool retreat(const Launch& launch, uint64_t chunk)
+    {
+        const uint32_t before = index_;
         while (chunk < tensor_.first_chunk) {
             open(launch, index_ - 1);
         }
+        return index_ != before;
     }
 
     __device__ __forceinline__ uint32_t index() const { return index_; }
     __device__ __forceinline__ const RfdTensor& tensor() const { return tensor_; }
-    __device__ __forceinline__ bool holds(uint64_t chunk) const
-    {
-        return chunk >= tensor_.first_chunk && chunk < end_;
-    }
 
     // A chunk of the tensor; `addresses` are those that the pass uses, or-ed.
     __device__ __forceinline__ Chunk chunk(uint64_t chunk, uint64_t addresses) const
