@@ -1,27 +1,28 @@
 // The instances of the kernels: lean ones for lists whose tensors are all alike, a generic one for everything else.
 #pragma once
 
-#include "abi.h"
+#include "platform.cuh"
 
 // GENERIC: formats, momentum and master weights differ from tensor to tensor; and only here norm lock, f64 and
 // conservative steps.
 //
 // WIDTH: neighbouring elements that a thread updates at a time. 4, that is 16 bytes of f32, so that the threads of a warp
-// touch neighbouring addresses; 8 without f32 in memory, which is 16 bytes of a half format and one call of Philox.
+// touch neighbouring addresses; 8 where nothing is f32 in memory, which is 16 bytes of bf16 and one call of Philox.
 //
-// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored, to have more loads in
-// flight; limited by the registers.
+// BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a thread.
 //
-// BLOCKS: of 256 threads a multiprocessor; 4 leave 64 registers a thread.
+// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored. As many as fit into the
+// registers: 40 to 64 bytes a thread, so 40 to 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some
+// 40 KB of each of 132. Chosen by the registers that ptxas reports, not measured.
 struct InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr bool GENERIC = false, MASTER = false, MOMENTUM = false;
-    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 4, BLOCKS = 4;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 2, BLOCKS = 4;
 };
 
 struct InstanceF32Momentum : InstanceF32 {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16Master : InstanceF32 {
@@ -31,12 +32,12 @@ struct InstanceBf16Master : InstanceF32 {
 
 struct InstanceBf16MasterMomentum : InstanceBf16Master {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16 : InstanceBf16Master {
     static constexpr bool MASTER = false;
-    static constexpr int WIDTH = 8, ROWS_AT_ONCE = 2;
+    static constexpr int WIDTH = 8;
 };
 
 struct InstanceF16Master : InstanceF32 {
@@ -48,7 +49,7 @@ struct InstanceF16Master : InstanceF32 {
 struct InstanceGeneric {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr bool GENERIC = true, MASTER = true, MOMENTUM = true;
-    static constexpr int WIDTH = 8, ROWS_AT_ONCE = 1, BLOCKS = 2;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 1, BLOCKS = 2;
 };
 
 #define RFD_INSTANCES(X)                                  \
@@ -60,6 +61,8 @@ struct InstanceGeneric {
     X(f16_master, InstanceF16Master)                      \
     X(generic, InstanceGeneric)
 
-// Sums that the norm pass forms of each chunk.
-template <class I>
-constexpr int sums_of = I::GENERIC ? 4 : 1;
+// Sums that the norm pass forms of each chunk, at most.
+__device__ constexpr int sums_of(bool generic)
+{
+    return generic ? 4 : 1;
+}
