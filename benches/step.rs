@@ -3,6 +3,7 @@
 //!
 //! Each result is checked against a plain f64 computation. Buffers above the last-level cache make the run cold by
 //! themselves; smaller ones are warm. `cargo bench --bench step -- 1e6` runs a part.
+#![allow(missing_docs)] // criterion's macros write public functions
 
 mod support {
     pub mod lists;

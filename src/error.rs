@@ -51,19 +51,12 @@ pub enum Error {
 impl Error {
     /// Shorthand for [`Error::InvalidArgument`].
     pub(crate) fn invalid(name: &str, value: impl ToString, expected: impl ToString) -> Self {
-        Error::InvalidArgument {
-            name: name.into(),
-            value: value.to_string(),
-            expected: expected.to_string(),
-        }
+        Error::InvalidArgument { name: name.into(), value: value.to_string(), expected: expected.to_string() }
     }
 
     /// Shorthand for [`Error::Tensor`].
     pub(crate) fn tensor(tensor: &str, problem: impl ToString) -> Self {
-        Error::Tensor {
-            tensor: tensor.into(),
-            problem: problem.to_string(),
-        }
+        Error::Tensor { tensor: tensor.into(), problem: problem.to_string() }
     }
 }
 

@@ -17,12 +17,7 @@ struct Simulated {
 
 impl Simulated {
     fn new(variance: f64, noise: f64) -> Self {
-        Simulated {
-            variance,
-            noise,
-            calls: 0,
-            fail_at: None,
-        }
+        Simulated { variance, noise, calls: 0, fail_at: None }
     }
 }
 
@@ -72,11 +67,7 @@ fn cost() -> Simulated {
 #[test]
 fn reaches_the_tolerance_with_the_right_moments() {
     for design in [DesignKind::Gibbs, DesignKind::COptimal] {
-        let options = AutoFit {
-            tolerance: 0.1,
-            design,
-            ..small(None)
-        };
+        let options = AutoFit { tolerance: 0.1, design, ..small(None) };
         let mut seen = Vec::new();
         let fitted = options
             .run(&mut cost(), &mut |p| {
@@ -93,10 +84,7 @@ fn reaches_the_tolerance_with_the_right_moments() {
         assert_eq!((seen[0].samples, seen[0].needed), (0, None));
         assert!(seen.is_sorted_by(|a, b| a.samples < b.samples));
         let last = seen.last().unwrap();
-        assert_eq!(
-            (last.samples, last.batches),
-            (fitted.fit.samples, fitted.fit.batches)
-        );
+        assert_eq!((last.samples, last.batches), (fitted.fit.samples, fitted.fit.batches));
         println!("{design}: {} examples", fitted.fit.samples);
     }
 }
@@ -106,32 +94,19 @@ fn a_run_interrupted_anywhere_and_resumed_ends_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     // Seeds for which a run goes through four designs; the first one has a chunk in between without any fit.
     for (design, seed) in [(DesignKind::Gibbs, 3), (DesignKind::COptimal, 8)] {
-        let in_memory = AutoFit {
-            design,
-            seed,
-            tolerance: 0.5,
-            ..small(None)
-        }
-        .run(&mut cost(), &mut go_on)
-        .unwrap();
+        let in_memory =
+            AutoFit { design, seed, tolerance: 0.5, ..small(None) }.run(&mut cost(), &mut go_on).unwrap();
         let total = in_memory.fit.batches;
         assert!(total > 25, "too short to prove anything: {total}");
         for k in 0..=total {
             let path = folder.path().join(format!("{design}-{k}.csv"));
-            let options = AutoFit {
-                design,
-                seed,
-                tolerance: 0.5,
-                ..small(Some(&path))
-            };
+            let options = AutoFit { design, seed, tolerance: 0.5, ..small(Some(&path)) };
             let stopped = options.run(&mut cost(), &mut |p| match p.batches >= k {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             });
             match stopped {
-                Err(Error::Estimation(EstimationError::Interrupted {
-                    batches, ref cache, ..
-                })) => {
+                Err(Error::Estimation(EstimationError::Interrupted { batches, ref cache, .. })) => {
                     assert_eq!((batches, cache.as_deref()), (k, Some(path.as_path())));
                 }
                 other => panic!("{other:?}"),
@@ -148,12 +123,7 @@ fn a_run_interrupted_anywhere_and_resumed_ends_with_the_same_bits() {
             assert_eq!(resumed.fit, in_memory.fit, "interrupted after {k}");
             assert_eq!(resumed.statistics, in_memory.statistics);
             assert_eq!(sampler.calls, drawn_again);
-            assert_eq!(
-                resumed.warnings.len(),
-                usize::from(k % 3 == 1),
-                "{:?}",
-                resumed.warnings
-            );
+            assert_eq!(resumed.warnings.len(), usize::from(k % 3 == 1), "{:?}", resumed.warnings);
             // Whole again: a third run draws nothing.
             let mut sampler = cost();
             assert_eq!(options.run(&mut sampler, &mut go_on).unwrap().fit, in_memory.fit);
@@ -181,10 +151,7 @@ fn caches_of_others_are_read_and_kept_in_their_form() {
     let folder = tempfile::tempdir().unwrap();
     for (header, row) in [
         ("run,time,batchsize,grad_norm,loss", "7,0.5,30,50.25,2.5"),
-        (
-            "loss,sq_grad_norm,grad_norm,batchsize,time,note",
-            "2.5,2525.0625,50.25,30,0.5,\"x, y\"",
-        ),
+        ("loss,sq_grad_norm,grad_norm,batchsize,time,note", "2.5,2525.0625,50.25,30,0.5,\"x, y\""),
     ] {
         let path = folder.path().join("other.csv");
         std::fs::write(&path, format!("{header}\n{row}\n")).unwrap();
@@ -194,19 +161,9 @@ fn caches_of_others_are_read_and_kept_in_their_form() {
         assert!(content.ends_with('\n'));
         let samples = read_samples(&path).unwrap();
         assert_eq!(samples.len() as u64, fitted.fit.batches);
-        assert_eq!(
-            samples[0],
-            Sample {
-                loss: 2.5,
-                sq_grad_norm: 2525.0625,
-                batch_size: 30
-            }
-        );
+        assert_eq!(samples[0], Sample { loss: 2.5, sq_grad_norm: 2525.0625, batch_size: 30 });
         let mut sampler = cost();
-        assert_eq!(
-            small(Some(&path)).run(&mut sampler, &mut go_on).unwrap().fit,
-            fitted.fit
-        );
+        assert_eq!(small(Some(&path)).run(&mut sampler, &mut go_on).unwrap().fit, fitted.fit);
         assert_eq!(sampler.calls, 0);
     }
 }
@@ -215,12 +172,7 @@ fn caches_of_others_are_read_and_kept_in_their_form() {
 fn a_cache_with_more_than_needed_is_used_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.csv");
-    let long = AutoFit {
-        tolerance: 0.2,
-        ..small(Some(&path))
-    }
-    .run(&mut cost(), &mut go_on)
-    .unwrap();
+    let long = AutoFit { tolerance: 0.2, ..small(Some(&path)) }.run(&mut cost(), &mut go_on).unwrap();
     let mut sampler = cost();
     let again = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap();
     assert_eq!((again.statistics, sampler.calls), (long.statistics, 0));
@@ -228,12 +180,7 @@ fn a_cache_with_more_than_needed_is_used_as_a_whole() {
 
 #[test]
 fn seeds_tell_runs_apart() {
-    let run = |seed| {
-        AutoFit { seed, ..small(None) }
-            .run(&mut cost(), &mut go_on)
-            .unwrap()
-            .fit
-    };
+    let run = |seed| AutoFit { seed, ..small(None) }.run(&mut cost(), &mut go_on).unwrap().fit;
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
 }
@@ -242,14 +189,8 @@ fn seeds_tell_runs_apart() {
 fn a_failing_sampler_is_named_and_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cache.csv");
-    let mut sampler = Simulated {
-        fail_at: Some(7),
-        ..cost()
-    };
-    let error = small(Some(&path))
-        .run(&mut sampler, &mut go_on)
-        .unwrap_err()
-        .to_string();
+    let mut sampler = Simulated { fail_at: Some(7), ..cost() };
+    let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err().to_string();
     assert!(
         error.contains("sample 7") && error.contains("out of memory") && error.contains("cache.csv"),
         "{error}"
@@ -263,10 +204,7 @@ fn a_failing_sampler_is_named_and_loses_nothing() {
         (1e200, 1.0, "loss"),
     ] {
         let mut sampler = (10, move |_, _| Ok(BatchSample { loss, sq_grad_norm }));
-        let error = small(Some(&path))
-            .run(&mut sampler, &mut go_on)
-            .unwrap_err()
-            .to_string();
+        let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains("sample 7"), "{error}");
         assert_eq!(read_samples(&path).unwrap().len(), 7);
     }
@@ -278,20 +216,11 @@ fn a_failing_sampler_is_named_and_loses_nothing() {
 
 #[test]
 fn a_budget_too_small_returns_the_fit_with_a_warning() {
-    let options = AutoFit {
-        tolerance: 0.05,
-        max_budget: 50_000,
-        ..small(None)
-    };
+    let options = AutoFit { tolerance: 0.05, max_budget: 50_000, ..small(None) };
     let fitted = options.run(&mut Simulated::new(0.01, 0.85), &mut go_on).unwrap();
     assert!((45_000..=50_000).contains(&fitted.fit.samples));
-    let [warning] = &fitted.warnings[..] else {
-        panic!("{:?}", fitted.warnings)
-    };
-    assert!(
-        warning.contains("max_budget = 50000") && warning.contains("more are needed"),
-        "{warning}"
-    );
+    let [warning] = &fitted.warnings[..] else { panic!("{:?}", fitted.warnings) };
+    assert!(warning.contains("max_budget = 50000") && warning.contains("more are needed"), "{warning}");
 }
 
 #[test]
@@ -300,28 +229,14 @@ fn a_budget_without_any_fit_is_an_error_with_the_reason() {
     let mut sign = 1.0;
     let mut sampler = (10, move |b: u64, _| {
         sign = -sign;
-        Ok(BatchSample {
-            loss: sign * 20.0 / b as f64,
-            sq_grad_norm: 1.0 + 1.0 / b as f64,
-        })
+        Ok(BatchSample { loss: sign * 20.0 / b as f64, sq_grad_norm: 1.0 + 1.0 / b as f64 })
     });
-    let options = AutoFit {
-        max_budget: 20_000,
-        ..small(None)
-    };
+    let options = AutoFit { max_budget: 20_000, ..small(None) };
     match options.run(&mut sampler, &mut go_on) {
         Err(Error::Estimation(EstimationError::BudgetExhausted {
-            max_budget: 20_000,
-            ref source,
-            ..
+            max_budget: 20_000, ref source, ..
         })) => {
-            assert!(matches!(
-                **source,
-                EstimationError::NonPositiveIntercept {
-                    quantity: "variance",
-                    ..
-                }
-            ));
+            assert!(matches!(**source, EstimationError::NonPositiveIntercept { quantity: "variance", .. }));
         }
         other => panic!("{other:?}"),
     }
@@ -338,14 +253,8 @@ fn caches_that_cannot_be_used_stop_the_run_before_any_sample() {
     let mut cases = vec![
         (folder.path().join("missing/cache.csv"), "missing"),
         (folder.path().to_path_buf(), ""),
-        (
-            file("bad.csv", "loss,grad_norm,batchsize,time\n1,1,0,0\n1,1,20,0\n"),
-            "row 2",
-        ),
-        (
-            file("nan.csv", "loss,grad_norm,batchsize,time\nnan,1,20,0\n"),
-            "row 2",
-        ),
+        (file("bad.csv", "loss,grad_norm,batchsize,time\n1,1,0,0\n1,1,20,0\n"), "row 2"),
+        (file("nan.csv", "loss,grad_norm,batchsize,time\nnan,1,20,0\n"), "row 2"),
         (file("other.csv", "a,b\n1,2\n"), "row 1"),
     ];
     if cfg!(target_os = "linux") {
@@ -356,10 +265,7 @@ fn caches_that_cannot_be_used_stop_the_run_before_any_sample() {
         let before = content(&path);
         let mut sampler = cost();
         let error = small(Some(&path)).run(&mut sampler, &mut go_on).unwrap_err();
-        assert!(
-            matches!(error, Error::Io { .. } | Error::File { .. }),
-            "{error:?}"
-        );
+        assert!(matches!(error, Error::Io { .. } | Error::File { .. }), "{error:?}");
         assert!(error.to_string().contains(word), "{error}");
         assert_eq!(sampler.calls, 0);
         assert_eq!(before, content(&path));
@@ -394,48 +300,12 @@ fn two_runs_do_not_share_a_cache() {
 #[test]
 fn bad_options_are_named() {
     let cases = [
-        (
-            AutoFit {
-                tolerance: 0.0,
-                ..small(None)
-            },
-            "tolerance",
-        ),
-        (
-            AutoFit {
-                tolerance: f64::NAN,
-                ..small(None)
-            },
-            "tolerance",
-        ),
-        (
-            AutoFit {
-                initial_budget: 0,
-                ..small(None)
-            },
-            "initial_budget",
-        ),
-        (
-            AutoFit {
-                min_batch_size: 0,
-                ..small(None)
-            },
-            "min_batch_size",
-        ),
-        (
-            AutoFit {
-                max_batch_size: Some(20),
-                ..small(None)
-            },
-            "max_batch_size",
-        ),
-        (
-            AutoFit {
-                max_budget: 20,
-                ..small(None)
-            },
-            "max_budget",
-        ),
+        (AutoFit { tolerance: 0.0, ..small(None) }, "tolerance"),
+        (AutoFit { tolerance: f64::NAN, ..small(None) }, "tolerance"),
+        (AutoFit { initial_budget: 0, ..small(None) }, "initial_budget"),
+        (AutoFit { min_batch_size: 0, ..small(None) }, "min_batch_size"),
+        (AutoFit { max_batch_size: Some(20), ..small(None) }, "max_batch_size"),
+        (AutoFit { max_budget: 20, ..small(None) }, "max_budget"),
     ];
     for (options, word) in cases {
         match options.run(&mut cost(), &mut go_on) {
@@ -443,17 +313,6 @@ fn bad_options_are_named() {
             other => panic!("{other:?}"),
         }
     }
-    let mut sampler = (0, |_, _| {
-        Ok(BatchSample {
-            loss: 1.0,
-            sq_grad_norm: 1.0,
-        })
-    });
-    assert!(
-        small(None)
-            .run(&mut sampler, &mut go_on)
-            .unwrap_err()
-            .to_string()
-            .contains("dims")
-    );
+    let mut sampler = (0, |_, _| Ok(BatchSample { loss: 1.0, sq_grad_norm: 1.0 }));
+    assert!(small(None).run(&mut sampler, &mut go_on).unwrap_err().to_string().contains("dims"));
 }

@@ -31,11 +31,7 @@ fn simulated(seed: u64, n: usize, dims: usize, noise: impl Fn(&mut Random) -> f6
             let loss = 2.7 + noise(&mut random) * (0.01 + 0.85 * inverse).sqrt();
             let chi2: f64 = (0..dims).map(|_| random.normal().powi(2)).sum();
             let sq_grad_norm = (500.0 + 9e4 * inverse) * chi2 / dims as f64;
-            Sample {
-                loss,
-                sq_grad_norm,
-                batch_size,
-            }
+            Sample { loss, sq_grad_norm, batch_size }
         })
         .collect()
 }
@@ -56,18 +52,12 @@ const N: usize = 4000;
 fn gaussian_and_isotropic() {
     let d = diagnostics(&simulated(1, N, 50, Random::normal), Some(50));
     // Standard deviations of skewness, kurtosis: √(6/n) = 0.039, √(24/n) = 0.077; bounds at four of them.
-    assert!(
-        d.skewness.abs() < 0.155 && d.excess_kurtosis.abs() < 0.31,
-        "{d:?}"
-    );
+    assert!(d.skewness.abs() < 0.155 && d.excess_kurtosis.abs() < 0.31, "{d:?}");
     assert!(d.normality_p_value.unwrap() > 1e-4, "{d:?}");
     // The relative variance of n values with excess kurtosis 12/d has a relative standard deviation of
     // √((2 + 12/d)/n) = 0.0237; bound at four.
     assert!((d.grad_spread_ratio.unwrap() - 1.0).abs() < 0.095, "{d:?}");
-    assert!(
-        (d.grad_effective_dims.unwrap() / 50.0 - 1.0).abs() < 0.105,
-        "{d:?}"
-    );
+    assert!((d.grad_effective_dims.unwrap() / 50.0 - 1.0).abs() < 0.105, "{d:?}");
 }
 
 #[test]
@@ -94,14 +84,8 @@ fn skewed_losses_are_found() {
 #[test]
 fn flat_losses_are_found() {
     // Uniform on ±√3: skewness 0, excess kurtosis −1.2, whose estimate has a standard deviation below √(24/n).
-    let d = diagnostics(
-        &simulated(3, N, 50, |r| 3f64.sqrt() * (2.0 * r.uniform() - 1.0)),
-        None,
-    );
-    assert!(
-        d.skewness.abs() < 0.155 && (d.excess_kurtosis + 1.2).abs() < 0.2,
-        "{d:?}"
-    );
+    let d = diagnostics(&simulated(3, N, 50, |r| 3f64.sqrt() * (2.0 * r.uniform() - 1.0)), None);
+    assert!(d.skewness.abs() < 0.155 && (d.excess_kurtosis + 1.2).abs() < 0.2, "{d:?}");
     assert!(d.normality_p_value.unwrap() < 1e-10, "{d:?}");
     assert_eq!(d.grad_spread_ratio, None);
 }
@@ -110,10 +94,7 @@ fn flat_losses_are_found() {
 fn gradients_confined_to_few_directions_are_found() {
     // 5 directions where the network has 5000 parameters: a ratio of 1000, relative std √((2 + 12/5)/n) = 0.033; four.
     let d = diagnostics(&simulated(4, N, 5, Random::normal), Some(5000));
-    assert!(
-        (d.grad_spread_ratio.unwrap() / 1000.0 - 1.0).abs() < 0.133,
-        "{d:?}"
-    );
+    assert!((d.grad_spread_ratio.unwrap() / 1000.0 - 1.0).abs() < 0.133, "{d:?}");
 }
 
 #[test]

@@ -22,14 +22,8 @@ struct Golden {
     values: [f64; 6],
 }
 
-const COLUMNS: [&str; 6] = [
-    "mean",
-    "variance",
-    "noise_variance",
-    "grad_variance",
-    "noise_grad_variance",
-    "relative_std",
-];
+const COLUMNS: [&str; 6] =
+    ["mean", "variance", "noise_variance", "grad_variance", "noise_grad_variance", "relative_std"];
 
 fn golden() -> Option<Vec<Golden>> {
     let path = shared("golden")?.join("covariance_fits.csv");
@@ -49,14 +43,7 @@ fn golden() -> Option<Vec<Golden>> {
 }
 
 fn values(fit: &Fit) -> [f64; 6] {
-    [
-        fit.mean,
-        fit.variance,
-        fit.noise_variance,
-        fit.grad_variance,
-        fit.noise_grad_variance,
-        fit.relative_std,
-    ]
+    [fit.mean, fit.variance, fit.noise_variance, fit.grad_variance, fit.noise_grad_variance, fit.relative_std]
 }
 
 fn statistics<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> SampleStatistics {
@@ -82,12 +69,7 @@ fn golden_fits_from_samples_and_from_merged_shards() {
     for row in &golden {
         let samples = read_samples(&data.join(&row.file)).unwrap();
         let whole = statistics(&samples);
-        assert_eq!(
-            (whole.batches(), whole.samples()),
-            (row.batches, row.samples),
-            "{}",
-            row.file
-        );
+        assert_eq!((whole.batches(), whole.samples()), (row.batches, row.samples), "{}", row.file);
 
         // Seven shards, of every seventh sample each, merged as ((4 + 1) + …) in a fixed shuffled order.
         let shard = |k: usize| statistics(samples.iter().skip(k).step_by(7));
@@ -99,12 +81,7 @@ fn golden_fits_from_samples_and_from_merged_shards() {
             let fitted = fit(statistics).unwrap();
             for (k, (got, want)) in values(&fitted).into_iter().zip(row.values).enumerate() {
                 let error = (got / want - 1.0).abs();
-                assert!(
-                    error <= TOLERANCE,
-                    "{} {}: {got} instead of {want}",
-                    row.file,
-                    COLUMNS[k]
-                );
+                assert!(error <= TOLERANCE, "{} {}: {got} instead of {want}", row.file, COLUMNS[k]);
                 worst[k] = worst[k].max(error);
             }
         }
@@ -134,12 +111,7 @@ fn exact(variance: f64, noise: f64, grad: f64, grad_noise: f64, batch_sizes: &[u
         sq_grad_norm: grad + grad_noise / b as f64,
         batch_size: b,
     };
-    statistics(
-        &batch_sizes
-            .iter()
-            .flat_map(|&b| [sample(b, 1.0), sample(b, -1.0)])
-            .collect::<Vec<_>>(),
-    )
+    statistics(&batch_sizes.iter().flat_map(|&b| [sample(b, 1.0), sample(b, -1.0)]).collect::<Vec<_>>())
 }
 
 #[test]
@@ -161,23 +133,13 @@ fn scale_of_the_loss_does_not_matter() {
             for sign in [1.0, -1.0] {
                 let loss = 2.0 + sign * (0.01f64 + 0.8 / b as f64).sqrt();
                 let sq_grad_norm = (500.0 + 9e4 / b as f64) * s * s;
-                scaled
-                    .push(&Sample {
-                        loss: loss * s,
-                        sq_grad_norm,
-                        batch_size: b,
-                    })
-                    .unwrap();
+                scaled.push(&Sample { loss: loss * s, sq_grad_norm, batch_size: b }).unwrap();
             }
         }
         let got = fit(&scaled).unwrap();
         assert_eq!(
             (got.mean, got.variance, got.grad_variance),
-            (
-                fitted.mean * s,
-                fitted.variance * s * s,
-                fitted.grad_variance * s * s
-            )
+            (fitted.mean * s, fitted.variance * s * s, fitted.grad_variance * s * s)
         );
         assert_eq!(got.relative_std, fitted.relative_std);
     }
@@ -199,19 +161,12 @@ fn relative_std_is_the_lemma() {
         (s[0], s[1], s[2]) = (s[0] + weight, s[1] + weight / b, s[2] + weight / (b * b));
     }
     let want = (s[2] / (s[0] * s[2] - s[1] * s[1])).sqrt() / 0.01;
-    assert!(
-        (fitted.relative_std / want - 1.0).abs() < 1e-12,
-        "{} {want}",
-        fitted.relative_std
-    );
+    assert!((fitted.relative_std / want - 1.0).abs() < 1e-12, "{} {want}", fitted.relative_std);
 }
 
 #[test]
 fn samples_that_determine_nothing_are_named_errors() {
-    assert!(matches!(
-        error_of(&SampleStatistics::new()),
-        EstimationError::TooFewBatchSizes { found: 0 }
-    ));
+    assert!(matches!(error_of(&SampleStatistics::new()), EstimationError::TooFewBatchSizes { found: 0 }));
     assert!(matches!(
         error_of(&exact(1.0, 1.0, 1.0, 1.0, &[20])),
         EstimationError::TooFewBatchSizes { found: 1 }
@@ -224,47 +179,17 @@ fn samples_that_determine_nothing_are_named_errors() {
     );
     assert!(negative.to_string().contains("larger batch sizes"), "{negative}");
     let negative = error_of(&exact(0.01, -0.1, 500.0, 9e4, &[20, 50, 225]));
-    assert!(matches!(
-        negative,
-        EstimationError::NegativeSlope {
-            quantity: "noise_variance",
-            ..
-        }
-    ));
+    assert!(matches!(negative, EstimationError::NegativeSlope { quantity: "noise_variance", .. }));
     let negative = error_of(&exact(0.01, 0.8, -100.0, 9e4, &[20, 50, 225]));
-    assert!(matches!(
-        negative,
-        EstimationError::NonPositiveIntercept {
-            quantity: "grad_variance",
-            ..
-        }
-    ));
+    assert!(matches!(negative, EstimationError::NonPositiveIntercept { quantity: "grad_variance", .. }));
     let negative = error_of(&exact(0.01, 0.8, 500.0, -90.0, &[20, 50, 225]));
-    assert!(matches!(
-        negative,
-        EstimationError::NegativeSlope {
-            quantity: "noise_grad_variance",
-            ..
-        }
-    ));
+    assert!(matches!(negative, EstimationError::NegativeSlope { quantity: "noise_grad_variance", .. }));
     // Constant losses, zero gradients.
     let constant = error_of(&exact(0.0, 0.0, 500.0, 9e4, &[20, 50, 225]));
     assert!(
-        matches!(
-            constant,
-            EstimationError::NonPositiveIntercept {
-                quantity: "variance",
-                ..
-            }
-        ),
+        matches!(constant, EstimationError::NonPositiveIntercept { quantity: "variance", .. }),
         "{constant}"
     );
     let flat = error_of(&exact(0.01, 0.8, 0.0, 0.0, &[20, 50, 225]));
-    assert!(matches!(
-        flat,
-        EstimationError::NonPositiveIntercept {
-            quantity: "grad_variance",
-            ..
-        }
-    ));
+    assert!(matches!(flat, EstimationError::NonPositiveIntercept { quantity: "grad_variance", .. }));
 }

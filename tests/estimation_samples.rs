@@ -14,11 +14,7 @@ fn read(content: &str) -> Result<Vec<Sample>, String> {
     })
 }
 
-const SAMPLE: Sample = Sample {
-    loss: -2.5,
-    sq_grad_norm: 9.0,
-    batch_size: 20,
-};
+const SAMPLE: Sample = Sample { loss: -2.5, sq_grad_norm: 9.0, batch_size: 20 };
 
 #[test]
 fn columns_in_any_order_and_company() {
@@ -74,10 +70,7 @@ fn errors_name_row_and_column() {
         ("1,1,20,0\n1,1,20,0\n", "header"),
     ] {
         let error = read(content).unwrap_err();
-        assert!(
-            error.contains(word) && error.contains("row 1"),
-            "{content}: {error}"
-        );
+        assert!(error.contains(word) && error.contains("row 1"), "{content}: {error}");
     }
 }
 
@@ -88,10 +81,5 @@ fn files_that_are_not_text_or_not_there() {
     std::fs::write(&path, b"loss,grad_norm,batchsize,time\n\xff\xfe,1,20,0\n").unwrap();
     let error = read_samples(&path).unwrap_err().to_string();
     assert!(error.contains("row 2") && error.contains("UTF-8"), "{error}");
-    assert!(
-        read_samples(&folder.path().join("none.csv"))
-            .unwrap_err()
-            .to_string()
-            .contains("none.csv")
-    );
+    assert!(read_samples(&folder.path().join("none.csv")).unwrap_err().to_string().contains("none.csv"));
 }

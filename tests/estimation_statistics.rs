@@ -31,19 +31,8 @@ fn numbers(statistics: &SampleStatistics) -> Vec<(u64, u64, [f64; 6])> {
     let mut numbers: Vec<_> = groups
         .map(|(b, group)| {
             let (loss, grad) = (&group["loss"], &group["sq_grad_norm"]);
-            let values = [
-                &loss["mean"],
-                &loss["m2"],
-                &loss["m3"],
-                &loss["m4"],
-                &grad["mean"],
-                &grad["m2"],
-            ];
-            (
-                b.parse().unwrap(),
-                group["count"].as_u64().unwrap(),
-                values.map(|v| v.as_f64().unwrap()),
-            )
+            let values = [&loss["mean"], &loss["m2"], &loss["m3"], &loss["m4"], &grad["mean"], &grad["m2"]];
+            (b.parse().unwrap(), group["count"].as_u64().unwrap(), values.map(|v| v.as_f64().unwrap()))
         })
         .collect();
     numbers.sort_by_key(|n| n.0);
@@ -89,14 +78,7 @@ fn agree(got: &[(u64, u64, [f64; 6])], want: &[(u64, u64, [f64; 6])]) -> Result<
         let power = |k: i32, size: f64| {
             n * size.powi(k) * 10.0 * n * f64::EPSILON + f64::from(k) * n * size.powi(k - 1) * mean
         };
-        let bounds = [
-            mean,
-            power(2, 10.0),
-            power(3, 10.0),
-            power(4, 10.0),
-            mean,
-            power(2, 100.0),
-        ];
+        let bounds = [mean, power(2, 10.0), power(3, 10.0), power(4, 10.0), mean, power(2, 100.0)];
         for (k, bound) in bounds.into_iter().enumerate() {
             prop_assert!((got.2[k] - want.2[k]).abs() <= bound, "{k}: {got:?} {want:?}");
         }
@@ -141,59 +123,19 @@ proptest! {
     }
 }
 
-const GOOD: Sample = Sample {
-    loss: -1.5,
-    sq_grad_norm: 2.0,
-    batch_size: 20,
-};
+const GOOD: Sample = Sample { loss: -1.5, sq_grad_norm: 2.0, batch_size: 20 };
 
 #[test]
 fn samples_outside_their_domain_are_refused_and_change_nothing() {
     let mut statistics = gathered(&[GOOD]);
     let bad = [
-        (
-            Sample {
-                loss: f64::NAN,
-                ..GOOD
-            },
-            "loss",
-        ),
-        (
-            Sample {
-                loss: f64::INFINITY,
-                ..GOOD
-            },
-            "loss",
-        ),
+        (Sample { loss: f64::NAN, ..GOOD }, "loss"),
+        (Sample { loss: f64::INFINITY, ..GOOD }, "loss"),
         (Sample { loss: 1e200, ..GOOD }, "loss"),
-        (
-            Sample {
-                sq_grad_norm: -1.0,
-                ..GOOD
-            },
-            "sq_grad_norm",
-        ),
-        (
-            Sample {
-                sq_grad_norm: f64::NAN,
-                ..GOOD
-            },
-            "sq_grad_norm",
-        ),
-        (
-            Sample {
-                sq_grad_norm: f64::INFINITY,
-                ..GOOD
-            },
-            "sq_grad_norm",
-        ),
-        (
-            Sample {
-                batch_size: 0,
-                ..GOOD
-            },
-            "batchsize",
-        ),
+        (Sample { sq_grad_norm: -1.0, ..GOOD }, "sq_grad_norm"),
+        (Sample { sq_grad_norm: f64::NAN, ..GOOD }, "sq_grad_norm"),
+        (Sample { sq_grad_norm: f64::INFINITY, ..GOOD }, "sq_grad_norm"),
+        (Sample { batch_size: 0, ..GOOD }, "batchsize"),
     ];
     for (sample, name) in bad {
         match statistics.push(&sample) {
@@ -217,9 +159,7 @@ fn other_json_is_refused_with_the_reason() {
         ("\"20\"", "\"0\"", "batch size 0"),
     ] {
         assert!(json.contains(from), "{json}");
-        let error = SampleStatistics::from_json(&json.replacen(from, to, 1))
-            .unwrap_err()
-            .to_string();
+        let error = SampleStatistics::from_json(&json.replacen(from, to, 1)).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
     assert!(SampleStatistics::from_json("{").is_err());
@@ -227,28 +167,8 @@ fn other_json_is_refused_with_the_reason() {
 
 #[test]
 fn counts_come_in_order() {
-    let statistics = gathered(&[
-        Sample {
-            batch_size: 50,
-            ..GOOD
-        },
-        GOOD,
-        Sample {
-            batch_size: 50,
-            ..GOOD
-        },
-    ]);
-    assert_eq!(
-        statistics.counts().into_iter().collect::<Vec<_>>(),
-        [(20, 1), (50, 2)]
-    );
-    assert_eq!(
-        (
-            statistics.batches(),
-            statistics.samples(),
-            statistics.distinct_batch_sizes()
-        ),
-        (3, 120, 2)
-    );
+    let statistics = gathered(&[Sample { batch_size: 50, ..GOOD }, GOOD, Sample { batch_size: 50, ..GOOD }]);
+    assert_eq!(statistics.counts().into_iter().collect::<Vec<_>>(), [(20, 1), (50, 2)]);
+    assert_eq!((statistics.batches(), statistics.samples(), statistics.distinct_batch_sizes()), (3, 120, 2));
     assert!(fit(&statistics).is_err(), "constant losses");
 }

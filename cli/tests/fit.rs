@@ -46,17 +46,10 @@ fn golden_fits() {
         let row = row.unwrap();
         let file = shared.join("data/covariance").join(&row[0]);
         let got = json(fit().arg(file).args(["--json", "--dims", "2291972"]));
-        for name in [
-            "mean",
-            "variance",
-            "noise_variance",
-            "grad_variance",
-            "noise_grad_variance",
-            "relative_std",
-        ] {
-            let want: f64 = row[header.iter().position(|h| h == name).unwrap()]
-                .parse()
-                .unwrap();
+        for name in
+            ["mean", "variance", "noise_variance", "grad_variance", "noise_grad_variance", "relative_std"]
+        {
+            let want: f64 = row[header.iter().position(|h| h == name).unwrap()].parse().unwrap();
             let error = (got[name].as_f64().unwrap() / want - 1.0).abs();
             assert!(error <= 1e-9, "{} {name}: {error:e}", &row[0]);
         }
@@ -68,17 +61,10 @@ fn golden_fits() {
 fn all_numbers_with_dims_and_nulls_without() {
     let folder = tempfile::tempdir().unwrap();
     let samples = exact_samples(folder.path());
-    let got = json(
-        fit()
-            .arg(&samples)
-            .args(["--json", "--dims", "1000", "--tolerance", "9"]),
-    );
+    let got = json(fit().arg(&samples).args(["--json", "--dims", "1000", "--tolerance", "9"]));
     let close = |name: &str, want: f64| {
         let got = got[name].as_f64().unwrap();
-        assert!(
-            (got / want - 1.0).abs() < 1e-11,
-            "{name}: {got} instead of {want}"
-        );
+        assert!((got / want - 1.0).abs() < 1e-11, "{name}: {got} instead of {want}");
     };
     // Squared exponential: length scale² = C(0)·d/500, which is the square of the plateau too;
     // asymptotic rate = C(0)/(−C'(0)·μ) = (0.01/(500/1000))/2 in the units of the length scale per dimension.
@@ -90,12 +76,7 @@ fn all_numbers_with_dims_and_nulls_without() {
     close("noise_grad_variance", 9e4);
 
     let got = json(fit().arg(&samples).args(["--json", "--tolerance", "9"]));
-    for name in [
-        "length_scale",
-        "asymptotic_learning_rate",
-        "plateau_step_size",
-        "dims",
-    ] {
+    for name in ["length_scale", "asymptotic_learning_rate", "plateau_step_size", "dims"] {
         assert!(got.as_object().unwrap()[name].is_null(), "{name}");
     }
     let text = fit().arg(&samples).args(["--tolerance", "9"]).assert().success();
@@ -145,22 +126,10 @@ fn bad_usage() {
     let folder = tempfile::tempdir().unwrap();
     let samples = exact_samples(folder.path());
     let output = folder.path().join("model.json");
-    refused(
-        fit().arg(&samples).arg("--output").arg(&output),
-        2,
-        &["--output", "--dims"],
-    );
+    refused(fit().arg(&samples).arg("--output").arg(&output), 2, &["--output", "--dims"]);
     refused(fit().arg(&samples).args(["--dims", "0"]), 2, &["--dims"]);
-    refused(
-        fit().arg(&samples).args(["--tolerance", "-1"]),
-        2,
-        &["--tolerance"],
-    );
-    refused(
-        fit().arg(&samples).args(["--model", "cubic"]),
-        2,
-        &["--model", "cubic"],
-    );
+    refused(fit().arg(&samples).args(["--tolerance", "-1"]), 2, &["--tolerance"]);
+    refused(fit().arg(&samples).args(["--model", "cubic"]), 2, &["--model", "cubic"]);
     assert!(!output.exists());
 }
 
@@ -180,21 +149,14 @@ fn bad_data() {
         let path = folder.path().join("bad.csv");
         fs::write(&path, content).unwrap();
         let words: Vec<&str> = words.into_iter().chain(["bad.csv"]).collect();
-        refused(
-            fit().arg(&path).args(["--dims", "10", "--output"]).arg(&output),
-            1,
-            &words,
-        );
+        refused(fit().arg(&path).args(["--dims", "10", "--output"]).arg(&output), 1, &words);
         assert!(!output.exists());
     }
     refused(fit().arg(folder.path().join("none.csv")), 1, &["none.csv"]);
     let nowhere = folder.path().join("missing/model.json");
     let samples = exact_samples(folder.path());
     refused(
-        fit()
-            .arg(&samples)
-            .args(["--tolerance", "9", "--dims", "10", "--output"])
-            .arg(nowhere),
+        fit().arg(&samples).args(["--tolerance", "9", "--dims", "10", "--output"]).arg(nowhere),
         1,
         &["model.json"],
     );

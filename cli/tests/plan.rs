@@ -10,14 +10,7 @@ fn plan(arguments: &[&str]) -> Command {
     command
 }
 
-const REFERENCE: [&str; 6] = [
-    "--variance",
-    "0.009362",
-    "--noise-variance",
-    "0.851",
-    "--min-batch",
-    "20",
-];
+const REFERENCE: [&str; 6] = ["--variance", "0.009362", "--noise-variance", "0.851", "--min-batch", "20"];
 
 fn json(arguments: &[&str]) -> Value {
     let all = [&REFERENCE[..], arguments, &["--json"]].concat();
@@ -45,23 +38,14 @@ fn the_published_values() {
     assert_eq!(got["design"], "gibbs");
     assert!(close(&got["objective"], 0.19044, 5e-5), "{}", got["objective"]);
     assert!(got["points"].as_array().unwrap().len() > 1000);
-    let total: f64 = got["points"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| p["weight"].as_f64().unwrap())
-        .sum();
+    let total: f64 = got["points"].as_array().unwrap().iter().map(|p| p["weight"].as_f64().unwrap()).sum();
     assert!((total - 1.0).abs() < 1e-12);
 }
 
 #[test]
 fn a_maximum_is_kept() {
     let got = json(&["--max-batch", "100"]);
-    let sizes = got["points"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| p["batch_size"].as_u64().unwrap());
+    let sizes = got["points"].as_array().unwrap().iter().map(|p| p["batch_size"].as_u64().unwrap());
     assert_eq!(sizes.max(), Some(100));
 }
 
@@ -69,10 +53,7 @@ fn a_maximum_is_kept() {
 fn the_text_is_short() {
     for design in ["gibbs", "c-optimal"] {
         let all = [&REFERENCE[..], &["--design", design]].concat();
-        let assert = plan(&all)
-            .assert()
-            .success()
-            .stdout(predicate::str::contains("samples_needed"));
+        let assert = plan(&all).assert().success().stdout(predicate::str::contains("samples_needed"));
         let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
         assert!(text.lines().count() < 20, "{text}");
     }
@@ -81,38 +62,14 @@ fn the_text_is_short() {
 #[test]
 fn bad_usage() {
     for (arguments, words) in [
-        (
-            &["--variance", "0", "--noise-variance", "1"][..],
-            ["--variance", "above 0"],
-        ),
-        (
-            &["--variance", "1", "--noise-variance", "-1"],
-            ["--noise-variance", "at least 0"],
-        ),
-        (
-            &["--variance", "nan", "--noise-variance", "1"],
-            ["--variance", "finite"],
-        ),
-        (
-            &["--variance", "1", "--noise-variance", "1", "--min-batch", "0"],
-            ["--min-batch", "at least 1"],
-        ),
-        (
-            &["--variance", "1", "--noise-variance", "1", "--max-batch", "20"],
-            ["--max-batch", "20"],
-        ),
-        (
-            &["--variance", "1", "--noise-variance", "1", "--design", "best"],
-            ["--design", "c-optimal"],
-        ),
-        (
-            &["--variance", "1", "--noise-variance", "1", "--tolerance", "0"],
-            ["--tolerance", "above 0"],
-        ),
-        (
-            &["--variance", "1e-9", "--noise-variance", "1"],
-            ["--max-batch", "million"],
-        ),
+        (&["--variance", "0", "--noise-variance", "1"][..], ["--variance", "above 0"]),
+        (&["--variance", "1", "--noise-variance", "-1"], ["--noise-variance", "at least 0"]),
+        (&["--variance", "nan", "--noise-variance", "1"], ["--variance", "finite"]),
+        (&["--variance", "1", "--noise-variance", "1", "--min-batch", "0"], ["--min-batch", "at least 1"]),
+        (&["--variance", "1", "--noise-variance", "1", "--max-batch", "20"], ["--max-batch", "20"]),
+        (&["--variance", "1", "--noise-variance", "1", "--design", "best"], ["--design", "c-optimal"]),
+        (&["--variance", "1", "--noise-variance", "1", "--tolerance", "0"], ["--tolerance", "above 0"]),
+        (&["--variance", "1e-9", "--noise-variance", "1"], ["--max-batch", "million"]),
     ] {
         let assert = plan(arguments).assert().code(2).stdout("");
         let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();

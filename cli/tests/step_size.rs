@@ -32,10 +32,7 @@ fn output(command: &mut Command) -> String {
 
 #[test]
 fn the_golden_table() {
-    let path = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../shared/golden/step_sizes.csv"
-    ));
+    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/golden/step_sizes.csv"));
     if !path.exists() {
         println!("skipped: {} not found", path.display());
         return;
@@ -43,10 +40,8 @@ fn the_golden_table() {
     let given = fs::read_to_string(&path).unwrap();
     // As it is, and without the last two columns.
     let folder = tempfile::tempdir().unwrap();
-    let shortened: String = given
-        .lines()
-        .map(|line| format!("{}\n", line.rsplitn(3, ',').nth(2).unwrap()))
-        .collect();
+    let shortened: String =
+        given.lines().map(|line| format!("{}\n", line.rsplitn(3, ',').nth(2).unwrap())).collect();
     let short = written(folder.path(), "short.csv", &shortened);
     for table in [&path, &short] {
         let printed = output(step_size().arg("--table").arg(table));
@@ -69,10 +64,7 @@ fn the_golden_table() {
             let tolerance = if expected[11] == "0.0" { 1e-13 } else { 1e-9 };
             assert!(error(12, line[12].parse().unwrap()) <= 1e-13, "row {row}");
             assert!(error(13, line[13].parse().unwrap()) <= tolerance, "row {row}");
-            assert!(
-                error(13, json[row - 1]["step_size"].as_f64().unwrap()) <= tolerance,
-                "row {row}"
-            );
+            assert!(error(13, json[row - 1]["step_size"].as_f64().unwrap()) <= tolerance, "row {row}");
         }
     }
 }
@@ -81,11 +73,7 @@ fn the_golden_table() {
 fn rows_beyond_the_golden_table() {
     let folder = tempfile::tempdir().unwrap();
     let no_gradient = ROW.replace("2.5,3,", "1.0,0,");
-    let table = written(
-        folder.path(),
-        "table.csv",
-        &format!("{HEADER}\n{ROW}\n{no_gradient}\n"),
-    );
+    let table = written(folder.path(), "table.csv", &format!("{HEADER}\n{ROW}\n{no_gradient}\n"));
     let printed = output(step_size().arg("--table").arg(&table));
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines[0], format!("{HEADER},length_scale,step_size"));
@@ -103,17 +91,9 @@ fn rows_beyond_the_golden_table() {
 fn bad_tables() {
     let folder = tempfile::tempdir().unwrap();
     for (from, to, said) in [
-        (
-            "squared_exponential",
-            "gauss",
-            vec!["column `model`", "gauss", "matern:1.5"],
-        ),
+        ("squared_exponential", "gauss", vec!["column `model`", "gauss", "matern:1.5"]),
         ("0.04", "-1", vec!["column `variance`", "-1"]),
-        (
-            "0.04",
-            "x",
-            vec!["column `variance`", "`x` is not a finite number"],
-        ),
+        ("0.04", "x", vec!["column `variance`", "`x` is not a finite number"]),
         (",400,", ",nan,", vec!["column `grad_variance`", "nan"]),
         ("1000000", "0", vec!["column `dims`", "at least 1"]),
         ("1000000", "1.5", vec!["column `dims`", "1.5"]),
@@ -126,14 +106,9 @@ fn bad_tables() {
         let bad = ROW.replace(from, to);
         assert_ne!(bad, ROW);
         let table = written(folder.path(), "table.csv", &format!("{HEADER}\n{ROW}\n{bad}\n"));
-        let place = if said[0] == "fields" {
-            "line: 3"
-        } else {
-            "row 2 below the header"
-        };
-        let mut expectation = predicate::str::contains("table.csv")
-            .and(predicate::str::contains(place))
-            .boxed();
+        let place = if said[0] == "fields" { "line: 3" } else { "row 2 below the header" };
+        let mut expectation =
+            predicate::str::contains("table.csv").and(predicate::str::contains(place)).boxed();
         for part in said {
             expectation = expectation.and(predicate::str::contains(part)).boxed();
         }
@@ -145,20 +120,10 @@ fn bad_tables() {
             .stdout("")
             .stderr(expectation.and(predicate::function(|text: &str| text.lines().count() == 1)));
     }
-    let table = written(
-        folder.path(),
-        "table.csv",
-        &format!("{}\n{ROW}\n", HEADER.replace("loss", "cost")),
-    );
-    step_size()
-        .arg("--table")
-        .arg(&table)
-        .assert()
-        .code(1)
-        .stdout("")
-        .stderr(predicate::str::contains(
-            "row 1 below the header, column `loss`: the table has no such column",
-        ));
+    let table = written(folder.path(), "table.csv", &format!("{}\n{ROW}\n", HEADER.replace("loss", "cost")));
+    step_size().arg("--table").arg(&table).assert().code(1).stdout("").stderr(predicate::str::contains(
+        "row 1 below the header, column `loss`: the table has no such column",
+    ));
     step_size()
         .arg("--table")
         .arg(folder.path().join("none.csv"))
@@ -180,16 +145,10 @@ fn one_value() {
         noise_grad_variance: 9e4,
         dims: 1_000_000,
     };
-    Model::new(Family::SquaredExponential, moments)
-        .unwrap()
-        .save(&model)
-        .unwrap();
+    Model::new(Family::SquaredExponential, moments).unwrap().save(&model).unwrap();
     let at = |options: &str| {
         let mut command = step_size();
-        command
-            .arg("--model-file")
-            .arg(&model)
-            .args(options.split_whitespace());
+        command.arg("--model-file").arg(&model).args(options.split_whitespace());
         command
     };
     let json = |command: &mut Command| -> Value { serde_json::from_str(&output(command)).unwrap() };
@@ -202,24 +161,18 @@ fn one_value() {
     assert_eq!(plateau["plateau_step_size"], 10.0);
 
     // q = 0.04/0.05, p = 400/1300: Θ = p/q·‖g‖/0.5, η̂ = 100·Θ.
-    let asymptotic = json(&mut at(
-        "--loss 2 --grad-norm 0.001 --batch-size 100 --mode a-rfd --json",
-    ));
+    let asymptotic = json(&mut at("--loss 2 --grad-norm 0.001 --batch-size 100 --mode a-rfd --json"));
     let theta = (400.0 / 1300.0) / 0.8 * 0.001 / 0.5;
     assert!((asymptotic["theta"].as_f64().unwrap() / theta - 1.0).abs() < 1e-13);
     assert!((asymptotic["step_size"].as_f64().unwrap() / (100.0 * theta) - 1.0).abs() < 1e-13);
 
-    let bold = json(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100 --json"))["step_size"]
-        .as_f64()
-        .unwrap();
+    let bold =
+        json(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100 --json"))["step_size"].as_f64().unwrap();
     let text = output(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100"));
     assert!(text.contains(&format!("step_size          {bold:?}\n")), "{text}");
 
     let still = json(&mut at("--loss 2 --grad-norm 0 --batch-size 100 --json"));
-    assert_eq!(
-        (&still["step_size"], &still["learning_rate"]),
-        (&Value::from(0.0), &Value::Null)
-    );
+    assert_eq!((&still["step_size"], &still["learning_rate"]), (&Value::from(0.0), &Value::Null));
 
     for (options, said) in [
         ("--loss 2 --grad-norm 1 --batch-size 0", "--batch-size"),
@@ -227,31 +180,16 @@ fn one_value() {
         ("--loss 2 --grad-norm 1", "--batch-size"),
         ("--loss nan --grad-norm 1 --batch-size 1", "--loss"),
         ("--loss 2 --grad-norm -1 --batch-size 1", "--grad-norm"),
-        (
-            "--loss 2 --grad-norm 1 --batch-size 1 --conservatism 1",
-            "--conservatism",
-        ),
-        (
-            "--loss 2 --grad-norm 1 --batch-size 1 --conservatism 0.5 --mode a-rfd",
-            "--conservatism",
-        ),
-        (
-            "--loss 2 --grad-norm 1 --batch-size 1 --mode sgd",
-            "clipped-a-rfd",
-        ),
+        ("--loss 2 --grad-norm 1 --batch-size 1 --conservatism 1", "--conservatism"),
+        ("--loss 2 --grad-norm 1 --batch-size 1 --conservatism 0.5 --mode a-rfd", "--conservatism"),
+        ("--loss 2 --grad-norm 1 --batch-size 1 --mode sgd", "clipped-a-rfd"),
         ("--loss 2 --grad-norm 1 --batch-size 1 --table t.csv", "--table"),
     ] {
-        at(options)
-            .assert()
-            .code(2)
-            .stdout("")
-            .stderr(predicate::str::contains(said));
+        at(options).assert().code(2).stdout("").stderr(predicate::str::contains(said));
     }
     step_size().assert().code(2).stdout("");
 
-    let text = fs::read_to_string(&model)
-        .unwrap()
-        .replace("\"version\": 1", "\"version\": 9");
+    let text = fs::read_to_string(&model).unwrap().replace("\"version\": 1", "\"version\": 9");
     fs::write(&model, text).unwrap();
     at("--loss 2 --grad-norm 1 --batch-size 1")
         .assert()

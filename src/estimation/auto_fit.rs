@@ -181,10 +181,7 @@ impl AutoFit {
                     let need = have + further;
                     (run.relative_std, run.needed) = (Some(fit.relative_std), Some(need as u64));
                     // A poor early fit may predict far too much: at most as many again as there are.
-                    (
-                        fresh,
-                        further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64,
-                    )
+                    (fresh, further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64)
                 }
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
@@ -200,12 +197,7 @@ impl AutoFit {
                     Err(source) => {
                         let (max_budget, samples) = (self.max_budget, run.statistics.samples());
                         let source = Box::new(source);
-                        Err(EstimationError::BudgetExhausted {
-                            max_budget,
-                            samples,
-                            source,
-                        }
-                        .into())
+                        Err(EstimationError::BudgetExhausted { max_budget, samples, source }.into())
                     }
                 };
             }
@@ -220,40 +212,18 @@ struct Guess {
 
 impl Guess {
     fn new(options: &AutoFit, dims: u64) -> Result<Self> {
-        let AutoFit {
-            tolerance,
-            initial_budget,
-            max_budget,
-            min_batch_size,
-            max_batch_size,
-            ..
-        } = *options;
+        let AutoFit { tolerance, initial_budget, max_budget, min_batch_size, max_batch_size, .. } = *options;
         if dims == 0 {
-            return Err(Error::invalid(
-                "dims",
-                dims,
-                "must be at least 1: the sampler has no parameters",
-            ));
+            return Err(Error::invalid("dims", dims, "must be at least 1: the sampler has no parameters"));
         }
         if !(tolerance.is_finite() && tolerance > 0.0) {
-            return Err(Error::invalid(
-                "tolerance",
-                tolerance,
-                "must be finite and above 0",
-            ));
+            return Err(Error::invalid("tolerance", tolerance, "must be finite and above 0"));
         }
         if initial_budget == 0 {
-            return Err(Error::invalid(
-                "initial_budget",
-                initial_budget,
-                "must be at least 1 example",
-            ));
+            return Err(Error::invalid("initial_budget", initial_budget, "must be at least 1 example"));
         }
         check_batch_sizes(min_batch_size, max_batch_size)?;
-        let largest = max_batch_size
-            .unwrap_or(u64::MAX)
-            .min(max_budget)
-            .min(LARGEST_BATCH);
+        let largest = max_batch_size.unwrap_or(u64::MAX).min(max_budget).min(LARGEST_BATCH);
         if largest <= min_batch_size {
             let expected =
                 format!("must pay for batches of more than min_batch_size = {min_batch_size} examples");
@@ -261,14 +231,7 @@ impl Guess {
         }
         let (variance, noise_variance) = PRIOR;
         let max_batch_size = Some(largest);
-        Ok(Guess {
-            problem: DesignProblem {
-                variance,
-                noise_variance,
-                min_batch_size,
-                max_batch_size,
-            },
-        })
+        Ok(Guess { problem: DesignProblem { variance, noise_variance, min_batch_size, max_batch_size } })
     }
 
     fn adopt(&mut self, fit: &Fit) {
@@ -325,11 +288,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self> {
         let (cache, cached, warning) = match &options.cache {
             Some(path) => {
-                let Opened {
-                    cache,
-                    samples,
-                    warning,
-                } = SampleCache::open(path)?;
+                let Opened { cache, samples, warning } = SampleCache::open(path)?;
                 (Some(cache), samples, warning)
             }
             None => (None, Vec::new(), None),
@@ -381,32 +340,14 @@ impl<'a> Run<'a> {
     fn draw(&mut self, index: u64, batch_size: u64) -> Result<()> {
         let failed = |source: SamplerError| -> Error {
             let cache = self.options.cache.clone();
-            EstimationError::Sampler {
-                index,
-                batch_size,
-                cache,
-                source,
-            }
-            .into()
+            EstimationError::Sampler { index, batch_size, cache, source }.into()
         };
-        let BatchSample { loss, sq_grad_norm } = self
-            .sampler
-            .sample(batch_size, stream(self.options.seed, index))
-            .map_err(failed)?;
-        Sample {
-            loss,
-            sq_grad_norm,
-            batch_size,
-        }
-        .validate()
-        .map_err(|e| failed(e.into()))?;
+        let BatchSample { loss, sq_grad_norm } =
+            self.sampler.sample(batch_size, stream(self.options.seed, index)).map_err(failed)?;
+        Sample { loss, sq_grad_norm, batch_size }.validate().map_err(|e| failed(e.into()))?;
         // The cache stores the norm: take what a resumed run will read.
         let grad_norm = sq_grad_norm.sqrt();
-        let sample = Sample {
-            loss,
-            sq_grad_norm: grad_norm.powi(2),
-            batch_size,
-        };
+        let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
         self.statistics.push(&sample).map_err(|e| failed(e.into()))?;
         match &mut self.cache {
             Some(cache) => cache.append(loss, grad_norm, batch_size),
@@ -417,26 +358,13 @@ impl<'a> Run<'a> {
     fn report(&mut self) -> Result<()> {
         self.reported = true;
         let (batches, samples) = (self.statistics.batches(), self.statistics.samples());
-        let Run {
-            needed, relative_std, ..
-        } = *self;
-        let now = Progress {
-            batches,
-            samples,
-            needed,
-            relative_std,
-            tolerance: self.options.tolerance,
-        };
+        let Run { needed, relative_std, .. } = *self;
+        let now = Progress { batches, samples, needed, relative_std, tolerance: self.options.tolerance };
         match (self.progress)(&now) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
                 let cache = self.options.cache.clone();
-                Err(EstimationError::Interrupted {
-                    batches,
-                    samples,
-                    cache,
-                }
-                .into())
+                Err(EstimationError::Interrupted { batches, samples, cache }.into())
             }
         }
     }
@@ -444,17 +372,9 @@ impl<'a> Run<'a> {
     fn finish(self, fit: Fit, dims: u64) -> AutoFitted {
         let mut warnings = self.warnings;
         if let Some(unreliable) = fit.reliability(self.options.tolerance) {
-            warnings.push(format!(
-                "max_budget = {} is used up: {unreliable}",
-                self.options.max_budget
-            ));
+            warnings.push(format!("max_budget = {} is used up: {unreliable}", self.options.max_budget));
         }
-        AutoFitted {
-            fit,
-            dims,
-            statistics: self.statistics,
-            warnings,
-        }
+        AutoFitted { fit, dims, statistics: self.statistics, warnings }
     }
 }
 

@@ -34,16 +34,8 @@ impl SampleCache {
     /// [`Error::Io`] when it cannot; [`Error::File`] when the file is no sample file (a last line that an interruption
     /// has cut off is dropped instead), or another process is filling it.
     pub fn open(path: &Path) -> Result<Opened> {
-        let io = |source| Error::Io {
-            path: path.into(),
-            source,
-        };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(io)?;
+        let io = |source| Error::Io { path: path.into(), source };
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
         // Reading a device such as /dev/full would never end.
         if !file.metadata().map_err(io)?.is_file() {
             return Err(Error::File {
@@ -55,45 +47,23 @@ impl SampleCache {
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let problem =
                 "another process is adding samples: wait until it has ended or give another cache file";
-            return Err(Error::File {
-                path: path.into(),
-                problem: problem.into(),
-            });
+            return Err(Error::File { path: path.into(), problem: problem.into() });
         }
         let mut content = Vec::new();
         file.read_to_end(&mut content).map_err(io)?;
         if content.len() < HEADER.len() && HEADER.as_bytes().starts_with(&content) {
-            file.set_len(0)
-                .and_then(|()| file.write_all(HEADER.as_bytes()))
-                .map_err(io)?;
+            file.set_len(0).and_then(|()| file.write_all(HEADER.as_bytes())).map_err(io)?;
             content = HEADER.into();
         }
-        let Parsed {
-            samples,
-            columns,
-            length,
-        } = parse(path, &content, CutOff::Drop)?;
+        let Parsed { samples, columns, length } = parse(path, &content, CutOff::Drop)?;
         let warning = (length < content.len()).then(|| {
-            format!(
-                "{}: dropped row {}, which is cut off",
-                path.display(),
-                lines(&content[..length]) + 1
-            )
+            format!("{}: dropped row {}, which is cut off", path.display(), lines(&content[..length]) + 1)
         });
         if warning.is_some() {
             file.set_len(length as u64).map_err(io)?;
         }
-        let cache = SampleCache {
-            path: path.into(),
-            file,
-            columns,
-            length: length as u64,
-        };
-        Ok(Opened {
-            cache,
-            samples,
-            warning,
-        })
+        let cache = SampleCache { path: path.into(), file, columns, length: length as u64 };
+        Ok(Opened { cache, samples, warning })
     }
 
     /// Appends one row.
@@ -101,17 +71,12 @@ impl SampleCache {
     /// # Errors
     /// [`Error::Io`] when it can't be written; the file then still ends with the row before.
     pub fn append(&mut self, loss: f64, grad_norm: f64, batch_size: u64) -> Result<()> {
-        let time = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0.0, |t| t.as_secs_f64());
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64());
         let row = self.columns.row(loss, grad_norm, batch_size, time);
         if let Err(source) = self.file.write_all(row.as_bytes()) {
             // A full disk may have taken half of the row. Should this fail too, the next opening drops that half.
             let _ = self.file.set_len(self.length);
-            return Err(Error::Io {
-                path: self.path.clone(),
-                source,
-            });
+            return Err(Error::Io { path: self.path.clone(), source });
         }
         self.length += row.len() as u64;
         Ok(())

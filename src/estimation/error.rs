@@ -102,10 +102,7 @@ pub enum EstimationError {
 fn kept(cache: &Option<PathBuf>) -> String {
     match cache {
         Some(path) => {
-            format!(
-                "; {} keeps every sample drawn, run again with it to go on from there",
-                path.display()
-            )
+            format!("; {} keeps every sample drawn, run again with it to go on from there", path.display())
         }
         None => "; give a cache file to keep samples across runs".to_string(),
     }

@@ -102,35 +102,19 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
     if found < 2 {
         return Err(EstimationError::TooFewBatchSizes { found });
     }
-    let abscissae: Vec<Abscissa> = statistics
-        .groups()
-        .map(|(b, group)| Abscissa {
-            x: 1.0 / b as f64,
-            count: group.count(),
-        })
-        .collect();
+    let abscissae: Vec<Abscissa> =
+        statistics.groups().map(|(b, group)| Abscissa { x: 1.0 / b as f64, count: group.count() }).collect();
 
     let loss = iterate(&abscissae, |line| {
         let mean = weighted_mean(statistics, line);
-        statistics
-            .groups()
-            .map(|(_, g)| g.loss_powers_about(mean)[0] / g.count())
-            .collect::<Vec<_>>()
+        statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
     });
-    let Converged {
-        line,
-        iterations: iterations_loss,
-    } = checked(loss, "variance", "noise_variance")?;
+    let Converged { line, iterations: iterations_loss } = checked(loss, "variance", "noise_variance")?;
 
-    let sq_grad_norms: Vec<f64> = statistics
-        .groups()
-        .map(|(_, group)| group.mean_sq_grad_norm())
-        .collect();
+    let sq_grad_norms: Vec<f64> = statistics.groups().map(|(_, group)| group.mean_sq_grad_norm()).collect();
     let grad = iterate(&abscissae, |_| &sq_grad_norms);
-    let Converged {
-        line: grad_line,
-        iterations: iterations_grad,
-    } = checked(grad, "grad_variance", "noise_grad_variance")?;
+    let Converged { line: grad_line, iterations: iterations_grad } =
+        checked(grad, "grad_variance", "noise_grad_variance")?;
 
     Ok(Fit {
         mean: weighted_mean(statistics, line),
@@ -150,14 +134,8 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
 fn weighted_mean(statistics: &SampleStatistics, line: Line) -> f64 {
     // Relative to the smallest variance, found at the largest batch size: no overflow; and relative to some loss: no
     // cancellation where the spread is far below the mean.
-    let reference = statistics
-        .groups()
-        .map(|(b, _)| line.at(1.0 / b as f64))
-        .fold(f64::INFINITY, f64::min);
-    let origin = statistics
-        .groups()
-        .next()
-        .map_or(0.0, |(_, group)| group.mean_loss());
+    let reference = statistics.groups().map(|(b, _)| line.at(1.0 / b as f64)).fold(f64::INFINITY, f64::min);
+    let origin = statistics.groups().next().map_or(0.0, |(_, group)| group.mean_loss());
     let (mut total, mut weighted) = (Sum::default(), Sum::default());
     for (b, group) in statistics.groups() {
         let weight = group.count() * (reference / line.at(1.0 / b as f64));
@@ -173,31 +151,19 @@ fn checked(
     slope: &'static str,
 ) -> std::result::Result<Converged, EstimationError> {
     let converged = outcome.map_err(|failure| match failure {
-        Failure::Vanished(line) => EstimationError::NonPositiveIntercept {
-            quantity: intercept,
-            value: line.intercept,
-        },
-        Failure::NotConverged { iterations, change } => EstimationError::NotConverged {
-            quantity: intercept,
-            iterations,
-            change,
-        },
+        Failure::Vanished(line) => {
+            EstimationError::NonPositiveIntercept { quantity: intercept, value: line.intercept }
+        }
+        Failure::NotConverged { iterations, change } => {
+            EstimationError::NotConverged { quantity: intercept, iterations, change }
+        }
     })?;
-    let Line {
-        intercept: value,
-        slope: slope_value,
-    } = converged.line;
+    let Line { intercept: value, slope: slope_value } = converged.line;
     if value <= 0.0 {
-        return Err(EstimationError::NonPositiveIntercept {
-            quantity: intercept,
-            value,
-        });
+        return Err(EstimationError::NonPositiveIntercept { quantity: intercept, value });
     }
     if slope_value < 0.0 {
-        return Err(EstimationError::NegativeSlope {
-            quantity: slope,
-            value: slope_value,
-        });
+        return Err(EstimationError::NegativeSlope { quantity: slope, value: slope_value });
     }
     Ok(converged)
 }

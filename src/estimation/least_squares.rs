@@ -9,19 +9,13 @@ pub(super) struct Line {
 
 impl Line {
     /// The paper's start of the iteration.
-    pub const START: Line = Line {
-        intercept: 0.0,
-        slope: 1.0,
-    };
+    pub const START: Line = Line { intercept: 0.0, slope: 1.0 };
 
     /// Both coefficients are variances, so the best admissible guess for the next weights has none below 0. That keeps
     /// every weight positive on the way, has no constant to choose, and moves no fixed point: where both coefficients
     /// are positive it is the identity.
     pub fn admissible(self) -> Line {
-        Line {
-            intercept: self.intercept.max(0.0),
-            slope: self.slope.max(0.0),
-        }
+        Line { intercept: self.intercept.max(0.0), slope: self.slope.max(0.0) }
     }
 
     pub fn at(&self, x: f64) -> f64 {
@@ -52,11 +46,8 @@ impl Sum {
 impl std::ops::AddAssign<f64> for Sum {
     fn add_assign(&mut self, term: f64) {
         let total = self.total + term;
-        let (large, small) = if self.total.abs() >= term.abs() {
-            (self.total, term)
-        } else {
-            (term, self.total)
-        };
+        let (large, small) =
+            if self.total.abs() >= term.abs() { (self.total, term) } else { (term, self.total) };
         self.lost += (large - total) + small;
         self.total = total;
     }
@@ -88,48 +79,26 @@ pub(super) struct WeightedDesign<'a> {
 impl<'a> WeightedDesign<'a> {
     /// For observations whose standard deviation is proportional to v = `line` (admissible and not 0).
     pub fn new(line: Line, abscissae: &'a [Abscissa]) -> Self {
-        let reference = abscissae
-            .iter()
-            .map(|a| line.at(a.x))
-            .fold(f64::INFINITY, f64::min);
-        let weights: Vec<f64> = abscissae
-            .iter()
-            .map(|a| a.count * (reference / line.at(a.x)).powi(2))
-            .collect();
+        let reference = abscissae.iter().map(|a| line.at(a.x)).fold(f64::INFINITY, f64::min);
+        let weights: Vec<f64> =
+            abscissae.iter().map(|a| a.count * (reference / line.at(a.x)).powi(2)).collect();
         let weighted = |f: &dyn Fn(f64) -> f64| {
-            abscissae
-                .iter()
-                .zip(&weights)
-                .map(|(a, w)| w * f(a.x))
-                .collect::<Sum>()
-                .value()
+            abscissae.iter().zip(&weights).map(|(a, w)| w * f(a.x)).collect::<Sum>().value()
         };
         let total = weighted(&|_| 1.0);
         let center = weighted(&|x| x) / total;
         let spread = weighted(&|x| (x - center).powi(2));
-        WeightedDesign {
-            abscissae,
-            weights,
-            total,
-            center,
-            spread,
-            reference,
-        }
+        WeightedDesign { abscissae, weights, total, center, spread, reference }
     }
 
     /// The least-squares line through the means of the observations at each abscissa.
     pub fn solve(&self, means: &[f64]) -> Line {
         let weighted = self.weights.iter().zip(means);
         let mean = weighted.clone().map(|(w, y)| w * y).collect::<Sum>().value() / self.total;
-        let joint: Sum = weighted
-            .zip(self.abscissae)
-            .map(|((w, y), a)| w * (a.x - self.center) * (y - mean))
-            .collect();
+        let joint: Sum =
+            weighted.zip(self.abscissae).map(|((w, y), a)| w * (a.x - self.center) * (y - mean)).collect();
         let slope = joint.value() / self.spread;
-        Line {
-            intercept: mean - slope * self.center,
-            slope,
-        }
+        Line { intercept: mean - slope * self.center, slope }
     }
 
     /// Standard deviation of the intercept when an observation has variance 2·v²: the square root of the paper's lemma
@@ -190,11 +159,7 @@ pub(super) fn iterate<M: AsRef<[f64]>>(
         }
         let rounding = design.rounding(next);
         let relative = |old: f64, new: f64, rounding: f64| {
-            if (new - old).abs() <= rounding {
-                0.0
-            } else {
-                ((new - old) / new).abs()
-            }
+            if (new - old).abs() <= rounding { 0.0 } else { ((new - old) / new).abs() }
         };
         change = relative(line.intercept, next.intercept, rounding.0)
             .max(relative(line.slope, next.slope, rounding.1));
@@ -203,8 +168,5 @@ pub(super) fn iterate<M: AsRef<[f64]>>(
             return Ok(Converged { line, iterations });
         }
     }
-    Err(Failure::NotConverged {
-        iterations: MAX_ITERATIONS,
-        change,
-    })
+    Err(Failure::NotConverged { iterations: MAX_ITERATIONS, change })
 }

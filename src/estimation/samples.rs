@@ -27,10 +27,7 @@ impl Columns {
             let problem = format!(
                 "row 1 has no column `{wanted}`: the header must name loss, grad_norm (or sq_grad_norm) and batchsize"
             );
-            Error::File {
-                path: path.into(),
-                problem,
-            }
+            Error::File { path: path.into(), problem }
         };
         let grad_norm = find("sq_grad_norm")
             .map(GradNormColumn::Squared)
@@ -69,10 +66,9 @@ impl Columns {
             }
         };
         let not_negative = |column: usize| match number(column)? {
-            value if value < 0.0 => Err(format!(
-                "column `{}`: {value} is negative, a norm is at least 0",
-                self.names[column]
-            )),
+            value if value < 0.0 => {
+                Err(format!("column `{}`: {value} is negative, a norm is at least 0", self.names[column]))
+            }
             value => Ok(value),
         };
         let loss = number(self.loss)?;
@@ -82,16 +78,9 @@ impl Columns {
         };
         let text = record[self.batch_size].trim();
         let batch_size = text.parse::<u64>().ok().filter(|&b| b >= 1).ok_or_else(|| {
-            format!(
-                "column `{}`: `{text}` is not a whole number of at least 1",
-                self.names[self.batch_size]
-            )
+            format!("column `{}`: `{text}` is not a whole number of at least 1", self.names[self.batch_size])
         })?;
-        let sample = Sample {
-            loss,
-            sq_grad_norm,
-            batch_size,
-        };
+        let sample = Sample { loss, sq_grad_norm, batch_size };
         sample.validate().map_err(|e| e.to_string())?;
         Ok(sample)
     }
@@ -132,32 +121,20 @@ pub(super) struct Parsed {
 }
 
 pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Parsed> {
-    let problem = |problem: String| Error::File {
-        path: path.into(),
-        problem,
-    };
+    let problem = |problem: String| Error::File { path: path.into(), problem };
     let unreadable = |error: csv::Error| {
-        let row = error
-            .position()
-            .map_or(String::new(), |p| format!("row {}: ", p.line()));
+        let row = error.position().map_or(String::new(), |p| format!("row {}: ", p.line()));
         problem(format!("{row}not a CSV text file in UTF-8"))
     };
     let ends_with_break = content.last() == Some(&b'\n');
     let mut length = match cut_off {
         CutOff::Refuse => content.len(),
-        CutOff::Drop => content
-            .iter()
-            .rposition(|&byte| byte == b'\n')
-            .map_or(0, |last| last + 1),
+        CutOff::Drop => content.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1),
     };
-    let mut reader = csv::ReaderBuilder::new()
-        .flexible(true)
-        .from_reader(&content[..length]);
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(&content[..length]);
     let header = reader.headers().map_err(unreadable)?.clone();
     if header.is_empty() {
-        return Err(problem(
-            "row 1: the header loss,grad_norm,batchsize,time is missing".into(),
-        ));
+        return Err(problem("row 1: the header loss,grad_norm,batchsize,time is missing".into()));
     }
     let columns = Columns::from_header(path, &header)?;
 
@@ -174,9 +151,7 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
             length = start;
             break;
         }
-        let sample = columns
-            .parse(&record)
-            .map_err(|what| problem(format!("row {row}: {what}")))?;
+        let sample = columns.parse(&record).map_err(|what| problem(format!("row {row}: {what}")))?;
         if is_last && !ends_with_break && cut_off == CutOff::Refuse && columns.uses_last() {
             let name = &header[header.len() - 1];
             return Err(problem(format!(
@@ -186,11 +161,7 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
         }
         samples.push(sample);
     }
-    Ok(Parsed {
-        samples,
-        columns,
-        length,
-    })
+    Ok(Parsed { samples, columns, length })
 }
 
 /// Reads samples from CSV.
@@ -202,9 +173,6 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
 /// missing column, a row with too few or too many fields, a value that is not a number or not finite, a negative norm, a
 /// batch size that is not a whole number of at least 1, a last row that may be cut off.
 pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
-    let content = std::fs::read(path).map_err(|source| Error::Io {
-        path: path.into(),
-        source,
-    })?;
+    let content = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
     Ok(parse(path, &content, CutOff::Refuse)?.samples)
 }

@@ -28,26 +28,13 @@ impl Sample {
     /// [`EstimationError::InvalidSample`] for a loss that is not finite or beyond ±1e60, a squared norm that is negative,
     /// not finite or beyond 1e120, and batch size 0. (The sums of up to 1e60 fourth powers then stay finite.)
     pub fn validate(&self) -> std::result::Result<(), EstimationError> {
-        let invalid = |quantity, value, expected| {
-            Err(EstimationError::InvalidSample {
-                quantity,
-                value,
-                expected,
-            })
-        };
+        let invalid =
+            |quantity, value, expected| Err(EstimationError::InvalidSample { quantity, value, expected });
         if !self.loss.is_finite() {
-            return invalid(
-                "loss",
-                self.loss,
-                "must be finite; draw this sample again or leave it out",
-            );
+            return invalid("loss", self.loss, "must be finite; draw this sample again or leave it out");
         }
         if self.loss.abs() > 1e60 {
-            return invalid(
-                "loss",
-                self.loss,
-                "must be within ±1e60; divide the loss by a constant",
-            );
+            return invalid("loss", self.loss, "must be within ±1e60; divide the loss by a constant");
         }
         if !(self.sq_grad_norm.is_finite() && self.sq_grad_norm >= 0.0) {
             return invalid("sq_grad_norm", self.sq_grad_norm, "must be finite and at least 0");
@@ -97,14 +84,8 @@ impl Group {
     fn of(sample: &Sample) -> Self {
         Group {
             count: 1,
-            loss: LossMoments {
-                mean: sample.loss,
-                ..Default::default()
-            },
-            sq_grad_norm: SqGradNormMoments {
-                mean: sample.sq_grad_norm,
-                m2: 0.0,
-            },
+            loss: LossMoments { mean: sample.loss, ..Default::default() },
+            sq_grad_norm: SqGradNormMoments { mean: sample.sq_grad_norm, m2: 0.0 },
         }
     }
 
@@ -132,27 +113,14 @@ impl Group {
             mean: a.mean + delta / n * nb,
             m2: a.m2 + b.m2 + delta * (delta / n) * na * nb,
         };
-        Group {
-            count: self.count.saturating_add(other.count),
-            loss,
-            sq_grad_norm,
-        }
+        Group { count: self.count.saturating_add(other.count), loss, sq_grad_norm }
     }
 
     fn is_finite(&self) -> bool {
-        let Group {
-            loss, sq_grad_norm, ..
-        } = self;
-        [
-            loss.mean,
-            loss.m2,
-            loss.m3,
-            loss.m4,
-            sq_grad_norm.mean,
-            sq_grad_norm.m2,
-        ]
-        .iter()
-        .all(|x| x.is_finite())
+        let Group { loss, sq_grad_norm, .. } = self;
+        [loss.mean, loss.m2, loss.m3, loss.m4, sq_grad_norm.mean, sq_grad_norm.m2]
+            .iter()
+            .all(|x| x.is_finite())
     }
 
     pub(super) fn count(&self) -> f64 {
@@ -215,24 +183,17 @@ impl SampleStatistics {
     }
 
     fn add(&mut self, batch_size: u64, group: &Group) {
-        self.groups
-            .entry(batch_size)
-            .and_modify(|old| *old = old.merged(group))
-            .or_insert(*group);
+        self.groups.entry(batch_size).and_modify(|old| *old = old.merged(group)).or_insert(*group);
     }
 
     /// Number of mini-batches.
     pub fn batches(&self) -> u64 {
-        self.groups
-            .values()
-            .fold(0, |sum: u64, g| sum.saturating_add(g.count))
+        self.groups.values().fold(0, |sum: u64, g| sum.saturating_add(g.count))
     }
 
     /// Number of examples used: the sum of the batch sizes.
     pub fn samples(&self) -> u64 {
-        self.groups.iter().fold(0, |sum: u64, (b, g)| {
-            sum.saturating_add(b.saturating_mul(g.count))
-        })
+        self.groups.iter().fold(0, |sum: u64, (b, g)| sum.saturating_add(b.saturating_mul(g.count)))
     }
 
     /// Number of mini-batches of each batch size, in increasing order of the batch size.
@@ -278,11 +239,7 @@ struct Stored {
 
 impl From<SampleStatistics> for Stored {
     fn from(statistics: SampleStatistics) -> Self {
-        Stored {
-            format: FORMAT.into(),
-            version: VERSION,
-            batch_sizes: statistics.groups,
-        }
+        Stored { format: FORMAT.into(), version: VERSION, batch_sizes: statistics.groups }
     }
 }
 
@@ -313,8 +270,6 @@ impl TryFrom<Stored> for SampleStatistics {
                 ));
             }
         }
-        Ok(SampleStatistics {
-            groups: stored.batch_sizes,
-        })
+        Ok(SampleStatistics { groups: stored.batch_sizes })
     }
 }

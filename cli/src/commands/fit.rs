@@ -64,18 +64,12 @@ struct Report {
 
 /// Runs the command; prints and writes nothing unless all of it succeeds.
 pub fn run(args: &FitArgs) -> Result<(), CliError> {
-    let family: Family = args
-        .model
-        .parse()
-        .map_err(|error| CliError::Usage(format!("--model: {error}")))?;
+    let family: Family = args.model.parse().map_err(|error| CliError::Usage(format!("--model: {error}")))?;
     if args.dims == Some(0) {
         return Err(CliError::Usage("--dims 0: must be at least 1".into()));
     }
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(CliError::Usage(format!(
-            "--tolerance {}: must be above 0",
-            args.tolerance
-        )));
+        return Err(CliError::Usage(format!("--tolerance {}: must be above 0", args.tolerance)));
     }
     if args.output.is_some() && args.dims.is_none() {
         let text = "--output: a model needs the number of parameters: add --dims D";
@@ -92,9 +86,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     let asymptotic_learning_rate = model.as_ref().and_then(|model| {
         let rate = model.asymptotic_learning_rate(0.0, 0.0);
         rate.map_err(|error| {
-            warnings.push(format!(
-                "no asymptotic learning rate for a limiting loss of 0: {error}"
-            ))
+            warnings.push(format!("no asymptotic learning rate for a limiting loss of 0: {error}"))
         })
         .ok()
     });
@@ -125,9 +117,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     };
     if let (Some(model), Some(path)) = (&model, &args.output) {
         // Whatever is wrong with the file is the file's fault, not the command line's.
-        model
-            .save(path)
-            .map_err(|error| CliError::Data(error.to_string()))?;
+        model.save(path).map_err(|error| CliError::Data(error.to_string()))?;
     }
     for warning in warnings {
         eprintln!("warning: {}: {warning}", args.samples.display());
@@ -174,30 +164,15 @@ impl Report {
             ("relative_std", format!("{:.6}", self.relative_std)),
             ("model", self.model.clone()),
             ("length_scale", needs_dims(self.length_scale)),
-            (
-                "asymptotic_learning_rate",
-                needs_dims(self.asymptotic_learning_rate),
-            ),
+            ("asymptotic_learning_rate", needs_dims(self.asymptotic_learning_rate)),
             ("plateau_step_size", needs_dims(self.plateau_step_size)),
             ("skewness", format!("{:.6}", d.skewness)),
             ("excess_kurtosis", format!("{:.6}", d.excess_kurtosis)),
-            (
-                "normality_p_value",
-                optional(d.normality_p_value, "needs 20 batches"),
-            ),
-            (
-                "grad_relative_variance",
-                d.grad_relative_variance.map_or("-".into(), small),
-            ),
-            (
-                "grad_effective_dims",
-                d.grad_effective_dims
-                    .map_or("-".into(), |dims| format!("{dims:.1}")),
-            ),
+            ("normality_p_value", optional(d.normality_p_value, "needs 20 batches")),
+            ("grad_relative_variance", d.grad_relative_variance.map_or("-".into(), small)),
+            ("grad_effective_dims", d.grad_effective_dims.map_or("-".into(), |dims| format!("{dims:.1}"))),
             ("grad_spread_ratio", needs_dims(d.grad_spread_ratio)),
         ];
-        rows.iter()
-            .map(|(name, value)| format!("{name:<25} {value}\n"))
-            .collect()
+        rows.iter().map(|(name, value)| format!("{name:<25} {value}\n")).collect()
     }
 }

@@ -43,10 +43,7 @@ pub struct PlanArgs {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(CliError::Usage(format!(
-            "--tolerance {}: must be above 0",
-            args.tolerance
-        )));
+        return Err(CliError::Usage(format!("--tolerance {}: must be above 0", args.tolerance)));
     }
     let kind: DesignKind = args.design.parse().map_err(usage)?;
     let problem = DesignProblem {
@@ -56,11 +53,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         max_batch_size: args.max_batch,
     };
     let design = problem.design(kind).map_err(usage)?;
-    let text = if args.json {
-        to_json(&design, args.tolerance)
-    } else {
-        to_text(&design, args.tolerance)
-    };
+    let text = if args.json { to_json(&design, args.tolerance) } else { to_text(&design, args.tolerance) };
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|error| CliError::Data(format!("standard output: {error}")))
@@ -69,11 +62,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
 /// The library's names of arguments as this command's options.
 fn usage(error: Error) -> CliError {
     match error {
-        Error::InvalidArgument {
-            name,
-            value,
-            expected,
-        } => {
+        Error::InvalidArgument { name, value, expected } => {
             let option = match name.as_str() {
                 "min_batch_size" => "min-batch".into(),
                 "max_batch_size" => "max-batch".into(),
@@ -86,11 +75,8 @@ fn usage(error: Error) -> CliError {
 }
 
 fn to_json(design: &Design, tolerance: f64) -> String {
-    let points: Vec<_> = design
-        .points()
-        .iter()
-        .map(|(b, weight)| json!({ "batch_size": b, "weight": weight }))
-        .collect();
+    let points: Vec<_> =
+        design.points().iter().map(|(b, weight)| json!({ "batch_size": b, "weight": weight })).collect();
     let value = json!({
         "design": design.kind().to_string(),
         "objective": design.objective(),
@@ -114,16 +100,10 @@ fn to_text(design: &Design, tolerance: f64) -> String {
         ("objective".into(), format!("{:.6e}", design.objective())),
         (
             "samples_needed".into(),
-            format!(
-                "{}  (tolerance {tolerance})",
-                design.samples_needed(tolerance).ceil()
-            ),
+            format!("{}  (tolerance {tolerance})", design.samples_needed(tolerance).ceil()),
         ),
         ("batches_needed".into(), batches(design, tolerance).to_string()),
-        (
-            "expected_batch_size".into(),
-            format!("{:.2}", design.expected_batch_size()),
-        ),
+        ("expected_batch_size".into(), format!("{:.2}", design.expected_batch_size())),
     ];
     match design.lambda() {
         Some([lambda1, lambda2]) => {
@@ -141,7 +121,5 @@ fn to_text(design: &Design, tolerance: f64) -> String {
                 .map(|(b, weight)| (format!("weight_of_batch_size_{b}"), format!("{weight:.6}"))),
         ),
     }
-    rows.iter()
-        .map(|(name, value)| format!("{name:<28} {value}\n"))
-        .collect()
+    rows.iter().map(|(name, value)| format!("{name:<28} {value}\n")).collect()
 }

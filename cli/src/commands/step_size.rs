@@ -49,11 +49,7 @@ pub struct StepSizeArgs {
 /// Runs the command; prints nothing unless all of it succeeds.
 pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
     let text = match args {
-        StepSizeArgs {
-            table: Some(path),
-            json,
-            ..
-        } => {
+        StepSizeArgs { table: Some(path), json, .. } => {
             let table = Table::read(path)?;
             if *json { table.to_json() } else { table.to_csv() }
         }
@@ -64,10 +60,7 @@ pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
             batch_size: Some(batch_size),
             ..
         } => {
-            let rule = StepRule {
-                mode: args.mode,
-                conservatism: args.conservatism,
-            };
+            let rule = StepRule { mode: args.mode, conservatism: args.conservatism };
             single(path, *loss, *grad_norm, *batch_size, rule, args.json)?
         }
         _ => {
@@ -84,10 +77,7 @@ pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
 /// A gradient of 0 leaves the parameters where they are.
 fn or_standing_still(step: Result<Step, NoStep>) -> Result<Step, NoStep> {
     match step {
-        Err(NoStep::ZeroGradient) => Ok(Step {
-            step_size: 0.0,
-            theta: 0.0,
-        }),
+        Err(NoStep::ZeroGradient) => Ok(Step { step_size: 0.0, theta: 0.0 }),
         step => step,
     }
 }
@@ -103,14 +93,9 @@ fn single(
     if batch_size == 0 {
         return Err(CliError::Usage("--batch-size 0: must be at least 1".into()));
     }
-    rule.validate()
-        .map_err(|error| CliError::Usage(format!("--{error}")))?;
+    rule.validate().map_err(|error| CliError::Usage(format!("--{error}")))?;
     let model = Model::load(path).map_err(|error| CliError::Data(error.to_string()))?;
-    let observation = Observation {
-        loss,
-        grad_norm,
-        inv_batch_size: 1.0 / batch_size as f64,
-    };
+    let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 / batch_size as f64 };
     let step = or_standing_still(model.step(&observation, &rule)).map_err(|reason| {
         let (option, value) = match reason {
             NoStep::NonFiniteLoss => ("loss", loss),
@@ -121,20 +106,15 @@ fn single(
     let results = [
         ("step_size", Some(step.step_size)),
         // Without a gradient there is no rate.
-        (
-            "learning_rate",
-            (grad_norm > 0.0).then(|| step.learning_rate(grad_norm)),
-        ),
+        ("learning_rate", (grad_norm > 0.0).then(|| step.learning_rate(grad_norm))),
         ("theta", Some(step.theta)),
         ("length_scale", Some(model.length_scale())),
         ("plateau_step_size", Some(model.plateau_step_size())),
     ];
     if as_json {
         // An infinite Θ becomes null.
-        let object: Map<String, Value> = results
-            .into_iter()
-            .map(|(name, value)| (name.to_string(), json!(value)))
-            .collect();
+        let object: Map<String, Value> =
+            results.into_iter().map(|(name, value)| (name.to_string(), json!(value))).collect();
         return Ok(format!("{:#}\n", Value::Object(object)));
     }
     let lines = results.into_iter().map(|(name, value)| match value {
@@ -168,16 +148,9 @@ impl Table {
             let record = record.map_err(|error| fail(error.to_string()))?;
             let mut cells: Vec<String> = record.iter().map(|cell| cell.trim().to_string()).collect();
             cells.resize(headers.len(), String::new());
-            let row = Row {
-                headers: &headers,
-                given,
-                cells: &cells,
-            };
+            let row = Row { headers: &headers, given, cells: &cells };
             let (length_scale, step_size) = row.evaluate().map_err(|Wrong { column, problem }| {
-                fail(format!(
-                    "row {} below the header, column `{column}`: {problem}",
-                    index + 1
-                ))
+                fail(format!("row {} below the header, column `{column}`: {problem}", index + 1))
             })?;
             for (header, cell) in headers.iter().zip(&mut cells) {
                 match header.as_str() {
@@ -213,13 +186,7 @@ impl Table {
             },
         };
         let objects = self.rows.iter().map(|row| {
-            Value::Object(
-                self.headers
-                    .iter()
-                    .cloned()
-                    .zip(row.iter().map(cell))
-                    .collect::<Map<_, _>>(),
-            )
+            Value::Object(self.headers.iter().cloned().zip(row.iter().map(cell)).collect::<Map<_, _>>())
         });
         format!("{:#}\n", Value::Array(objects.collect()))
     }
@@ -233,10 +200,7 @@ struct Wrong {
 
 impl Wrong {
     fn new(column: &str, problem: impl ToString) -> Self {
-        Wrong {
-            column: column.into(),
-            problem: problem.to_string(),
-        }
+        Wrong { column: column.into(), problem: problem.to_string() }
     }
 }
 
@@ -249,10 +213,7 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn text(&self, column: &str) -> Result<&str, Wrong> {
-        match self.headers[..self.given]
-            .iter()
-            .position(|header| header == column)
-        {
+        match self.headers[..self.given].iter().position(|header| header == column) {
             Some(index) => Ok(&self.cells[index]),
             None => Err(Wrong::new(column, "the table has no such column")),
         }
@@ -269,11 +230,7 @@ impl Row<'_> {
     /// Length scale and step size.
     fn evaluate(&self) -> Result<(f64, f64), Wrong> {
         let (name, shape) = (self.text("model")?, self.text("shape")?);
-        let full = if shape.is_empty() {
-            name.to_string()
-        } else {
-            format!("{name}:{shape}")
-        };
+        let full = if shape.is_empty() { name.to_string() } else { format!("{name}:{shape}") };
         let family: Family = full.parse().map_err(|error| Wrong::new("model", error))?;
         let dims = self.text("dims")?;
         let moments = Moments {
@@ -282,9 +239,7 @@ impl Row<'_> {
             noise_variance: self.number("noise_variance")?,
             grad_variance: self.number("grad_variance")?,
             noise_grad_variance: self.number("noise_grad_variance")?,
-            dims: dims
-                .parse()
-                .map_err(|_| Wrong::new("dims", format!("`{dims}` is not a whole number")))?,
+            dims: dims.parse().map_err(|_| Wrong::new("dims", format!("`{dims}` is not a whole number")))?,
         };
         let observation = Observation {
             loss: self.number("loss")?,
@@ -293,11 +248,9 @@ impl Row<'_> {
         };
         // The library names the argument at fault, and its names are the columns'.
         let wrong = |error: Error| match error {
-            Error::InvalidArgument {
-                name,
-                value,
-                expected,
-            } => Wrong::new(&name, format!("{value}: {expected}")),
+            Error::InvalidArgument { name, value, expected } => {
+                Wrong::new(&name, format!("{value}: {expected}"))
+            }
             error => Wrong::new("model", error),
         };
         rfdescent::covariance::validate_inv_batch_size(observation.inv_batch_size).map_err(wrong)?;

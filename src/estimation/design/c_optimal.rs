@@ -33,11 +33,7 @@ impl Candidates {
         let half = 0.5 * (self.noise_ratio + 3.0 * r);
         let peak = half + (half * half + self.noise_ratio * r).sqrt();
         let [low, high] = [peak.floor(), peak.ceil()].map(|b| b.clamp(self.min, self.max));
-        if self.phi(low, r) >= self.phi(high, r) {
-            low
-        } else {
-            high
-        }
+        if self.phi(low, r) >= self.phi(high, r) { low } else { high }
     }
 
     /// The r at which both candidates are equally good: φ at the right one falls with r, −φ at the left one grows.
@@ -55,11 +51,7 @@ impl Candidates {
 fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..HALVINGS {
         let middle = 0.5 * (low + high);
-        if holds(middle) {
-            low = middle
-        } else {
-            high = middle
-        }
+        if holds(middle) { low = middle } else { high = middle }
     }
     0.5 * (low + high)
 }
@@ -67,42 +59,24 @@ fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
 /// How many mini-batches of which sizes to draw with `budget` examples after those already `drawn`.
 pub(super) fn further_counts(problem: &DesignProblem, drawn: &[(u64, f64)], budget: f64) -> Vec<(u64, f64)> {
     let noise_ratio = problem.noise_ratio();
-    let candidates = Candidates {
-        noise_ratio,
-        min: problem.min_batch_size as f64,
-        max: problem.max_batch(),
-    };
+    let candidates = Candidates { noise_ratio, min: problem.min_batch_size as f64, max: problem.max_batch() };
     let (balance, left) = (candidates.balance(), candidates.min);
     let right = candidates.right(balance);
 
     // What a mini-batch adds to Σ w·x·(1 − r·x), the derivative of the first term by r (up to −2): 0 at the best r.
     let pull = |b: f64, r: f64| weight(noise_ratio, b) / b * (1.0 - r / b);
-    let drawn_pull = |r: f64| {
-        drawn
-            .iter()
-            .map(|&(b, count)| count * pull(b as f64, r))
-            .sum::<f64>()
-    };
+    let drawn_pull = |r: f64| drawn.iter().map(|&(b, count)| count * pull(b as f64, r)).sum::<f64>();
     let new_pull = |b: f64, r: f64| budget / b * pull(b, r);
 
-    let (at_left, at_right, old) = (
-        new_pull(left, balance),
-        new_pull(right, balance),
-        drawn_pull(balance),
-    );
+    let (at_left, at_right, old) = (new_pull(left, balance), new_pull(right, balance), drawn_pull(balance));
     let share = (-old - at_left) / (at_right - at_left);
     if share <= 0.0 {
         vec![(left as u64, budget / left)]
     } else if share < 1.0 {
-        vec![
-            (left as u64, budget * (1.0 - share) / left),
-            (right as u64, budget * share / right),
-        ]
+        vec![(left as u64, budget * (1.0 - share) / left), (right as u64, budget * share / right)]
     } else {
         // Even with all of the budget on the right the balance is not reached: the best r is smaller.
-        let r = bisect(0.0, balance, |r| {
-            drawn_pull(r) + new_pull(candidates.right(r), r) > 0.0
-        });
+        let r = bisect(0.0, balance, |r| drawn_pull(r) + new_pull(candidates.right(r), r) > 0.0);
         let only = candidates.right(r);
         vec![(only as u64, budget / only)]
     }

@@ -46,21 +46,13 @@ impl Gibbs {
 
     /// Probabilities at the batch sizes `nodes`, each standing for `weight` neighbours, up to a common factor.
     fn density(&self, nodes: impl Iterator<Item = (f64, f64)> + Clone) -> Vec<(f64, f64)> {
-        let top = nodes
-            .clone()
-            .map(|(b, _)| self.log_density(b))
-            .fold(f64::NEG_INFINITY, f64::max);
-        nodes
-            .map(|(b, weight)| (b, weight * (self.log_density(b) - top).exp()))
-            .collect()
+        let top = nodes.clone().map(|(b, _)| self.log_density(b)).fold(f64::NEG_INFINITY, f64::max);
+        nodes.map(|(b, weight)| (b, weight * (self.log_density(b) - top).exp())).collect()
     }
 
     /// λ₁ and λ₂ in the paper's units.
     pub fn lambda(&self, problem: &DesignProblem) -> [f64; 2] {
-        [
-            self.attraction * 2.0 * problem.variance * problem.variance,
-            self.cost,
-        ]
+        [self.attraction * 2.0 * problem.variance * problem.variance, self.cost]
     }
 
     /// The best λ₁, λ₂ ≥ 0 by Nelder–Mead from several starts, then once more from the best end, as a collapsed simplex
@@ -70,10 +62,8 @@ impl Gibbs {
     /// search can settle where λ₁ is at either of its bounds. In units of the inverse mean batch size of the c-optimal
     /// design λ₂ is of order 1 whatever the problem.
     pub fn optimal(problem: &DesignProblem) -> Result<Gibbs> {
-        let exact: Vec<(f64, f64)> = c_optimal::further_counts(problem, &[], 1.0)
-            .iter()
-            .map(|&(b, n)| (b as f64, n))
-            .collect();
+        let exact: Vec<(f64, f64)> =
+            c_optimal::further_counts(problem, &[], 1.0).iter().map(|&(b, n)| (b as f64, n)).collect();
         let mean = 1.0 / exact.iter().map(|&(_, count)| count).sum::<f64>();
         let search = Search {
             noise_ratio: problem.noise_ratio(),
@@ -85,9 +75,8 @@ impl Gibbs {
         };
         let starts = [[0.05, 0.0], [0.3, 1.0], [1.2, 3.0]];
         let ends = starts.iter().map(|start| search.run(*start, 0.2));
-        let mut best = ends.fold((vec![0.0, 0.0], f64::INFINITY), |best, end| {
-            if end.1 < best.1 { end } else { best }
-        });
+        let mut best =
+            ends.fold((vec![0.0, 0.0], f64::INFINITY), |best, end| if end.1 < best.1 { end } else { best });
         let again = search.run([best.0[0], best.0[1]], 0.05);
         if again.1 < best.1 {
             best = again;
@@ -114,20 +103,13 @@ impl Gibbs {
         let scale = examples / density.iter().map(|&(b, p)| b * p).sum::<f64>();
         let mut counts: Vec<(u64, f64)> = density.iter().map(|&(b, p)| (b as u64, p * scale)).collect();
         for &(b, count) in drawn {
-            if let Some(wanted) = b
-                .checked_sub(self.min as u64)
-                .and_then(|i| counts.get_mut(i as usize))
-            {
+            if let Some(wanted) = b.checked_sub(self.min as u64).and_then(|i| counts.get_mut(i as usize)) {
                 wanted.1 = (wanted.1 - count).max(0.0);
             }
         }
         counts.retain(|&(_, count)| count > 0.0);
         // There is always some left to draw, but astronomically many drawn ones may round it away.
-        if counts.is_empty() {
-            self.further_counts(&[], budget)
-        } else {
-            counts
-        }
+        if counts.is_empty() { self.further_counts(&[], budget) } else { counts }
     }
 }
 
@@ -193,11 +175,8 @@ impl Search {
         let simplex = vec![vec![x, y], vec![x + size, y], vec![x, y + size]];
         // The values are of order 1; far fewer digits of them are needed.
         let solver = NelderMead::new(simplex).with_sd_tolerance(1e-11);
-        let run = solver.and_then(|solver| {
-            Executor::new(self, solver)
-                .configure(|state| state.max_iters(200))
-                .run()
-        });
+        let run = solver
+            .and_then(|solver| Executor::new(self, solver).configure(|state| state.max_iters(200)).run());
         match run {
             Ok(result) => {
                 let state = result.state();

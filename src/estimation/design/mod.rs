@@ -74,11 +74,7 @@ pub struct Design {
 impl Design {
     /// The family it is from.
     pub fn kind(&self) -> DesignKind {
-        if self.gibbs.is_some() {
-            DesignKind::Gibbs
-        } else {
-            DesignKind::COptimal
-        }
+        if self.gibbs.is_some() { DesignKind::Gibbs } else { DesignKind::COptimal }
     }
 
     /// λ₁ and λ₂ of the Gibbs form.
@@ -117,11 +113,8 @@ impl Design {
     /// The c-optimal one is the exact minimiser of Var(β̂₀) for old and new mini-batches together. For the Gibbs form, the
     /// counts that its distribution would have in total, less those there are, clipped at 0 (as in the published method).
     pub fn after(&self, drawn: &BTreeMap<u64, u64>, further: u64) -> Design {
-        let drawn: Vec<(u64, f64)> = drawn
-            .iter()
-            .filter(|&(&b, _)| b > 0)
-            .map(|(&b, &count)| (b, count as f64))
-            .collect();
+        let drawn: Vec<(u64, f64)> =
+            drawn.iter().filter(|&(&b, _)| b > 0).map(|(&b, &count)| (b, count as f64)).collect();
         Self::of(self.problem, self.gibbs, &drawn, further.max(1) as f64)
     }
 
@@ -142,20 +135,10 @@ impl Design {
         // Clipping leaves counts that cost another number of examples than there are.
         let scale = further / counts.iter().map(|&(b, count)| b as f64 * count).sum::<f64>();
         let new = counts.iter().map(|&(b, count)| (b, count * scale));
-        let all: Vec<(f64, f64)> = drawn
-            .iter()
-            .copied()
-            .chain(new)
-            .map(|(b, count)| (b as f64, count))
-            .collect();
+        let all: Vec<(f64, f64)> =
+            drawn.iter().copied().chain(new).map(|(b, count)| (b as f64, count)).collect();
         let relative_objective = objective(problem.noise_ratio(), &all);
-        Design {
-            problem,
-            gibbs,
-            points,
-            cumulative,
-            relative_objective,
-        }
+        Design { problem, gibbs, points, cumulative, relative_objective }
     }
 }
 
@@ -176,11 +159,7 @@ impl DesignProblem {
 
     fn validate(&self) -> Result<()> {
         if !(self.variance.is_finite() && self.variance > 0.0) {
-            return Err(Error::invalid(
-                "variance",
-                self.variance,
-                "must be finite and above 0",
-            ));
+            return Err(Error::invalid("variance", self.variance, "must be finite and above 0"));
         }
         if !(self.noise_variance.is_finite() && self.noise_variance >= 0.0) {
             return Err(Error::invalid(
