@@ -43,6 +43,9 @@ pub enum Error {
         /// What is wrong and what to do.
         problem: String,
     },
+    /// A device or its driver is missing, unsuitable, or failed; the message says what to do.
+    #[error("device: {0}")]
+    Device(String),
     /// A saved optimizer state does not belong to this optimizer, or is damaged.
     #[error("optimizer state: {0}")]
     State(String),

@@ -4,6 +4,10 @@
 
 mod backend;
 pub mod covariance;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "shim"))]
+pub mod device;
 mod error;
 pub mod estimation;
 mod files;

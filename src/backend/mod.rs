@@ -5,3 +5,9 @@
 //! scalar and lives in [`crate::optimizer`].
 
 pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+#[cfg(any(feature = "cuda", feature = "shim"))]
+pub(crate) mod device;
+#[cfg(feature = "shim")]
+pub(crate) mod shim;

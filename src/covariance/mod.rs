@@ -24,6 +24,8 @@ pub use anisotropy::sigma_norm;
 pub use family::Family;
 pub use matern32::Matern32;
 pub use matern52::Matern52;
+#[cfg(any(feature = "cuda", feature = "shim"))]
+pub(crate) use model::quantile;
 pub use model::{Model, ValueAndSlope};
 pub use rational_quadratic::RationalQuadratic;
 pub use rule::{NoStep, Observation, Step, StepMode, StepRule, validate_inv_batch_size};

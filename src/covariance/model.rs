@@ -116,6 +116,18 @@ impl Model {
         self.inner.length_scale
     }
 
+    /// −ρ'(0) of the correlation, in units of the length scale.
+    #[cfg(any(feature = "cuda", feature = "shim"))]
+    pub(crate) fn slope(&self) -> f64 {
+        self.inner.slope
+    }
+
+    /// η*(∞) in length scales.
+    #[cfg(any(feature = "cuda", feature = "shim"))]
+    pub(crate) fn plateau(&self) -> f64 {
+        self.inner.plateau
+    }
+
     /// η*(∞), the step size at loss = μ (paper, Table "RFD step size").
     ///
     /// It is the longest step of RFD, hence the threshold if RFD is to be imitated by gradient clipping, and the step at
@@ -297,9 +309,7 @@ impl Model {
     /// The minimiser of the upper confidence bound, in length scales.
     fn conservative(&self, forces: &Forces, conservatism: f64, inv_batch_size: f64) -> f64 {
         let inner = &*self.inner;
-        // Φ⁻¹((1 + c)/2) without rounding (1 + c)/2.
-        let quantile = std::f64::consts::SQRT_2 * erf_inv(conservatism);
-        let z = quantile * (inner.moments.variance.sqrt() * forces.scale);
+        let z = quantile(conservatism) * (inner.moments.variance.sqrt() * forces.scale);
         let largest = forces.a.max(forces.b).max(z);
         Objective {
             covariance: &*inner.covariance,
@@ -310,6 +320,11 @@ impl Model {
         }
         .minimise(inner.plateau)
     }
+}
+
+/// Φ⁻¹((1 + c)/2), without rounding (1 + c)/2.
+pub(crate) fn quantile(conservatism: f64) -> f64 {
+    std::f64::consts::SQRT_2 * erf_inv(conservatism)
 }
 
 /// What pulls a step forward and back.

@@ -1,6 +1,6 @@
 //! The optimizer: joins a fitted covariance model with a backend.
 //!
-//! A step is three things: the backend sums ‖g_k‖² of every tensor, [`decision`] turns norms and loss into a step
+//! A step is three things: the backend sums ‖g_k‖² of every tensor, `decision` turns norms and loss into a step
 //! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
 //! velocity and no count of applied steps.
 
@@ -9,6 +9,7 @@ mod options;
 mod report;
 mod spec;
 mod state;
+pub(crate) mod state_file;
 
 use std::collections::HashSet;
 
@@ -18,6 +19,8 @@ pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
 
 use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
+#[cfg(any(feature = "cuda", feature = "shim"))]
+pub use crate::backend::device::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, GradRef, ParamMut};
@@ -90,28 +93,12 @@ impl Optimizer {
     /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is listed twice, whose
     /// group does not exist or whose shape is too large.
     pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
-        options.validate()?;
-        let mut names = HashSet::new();
+        let lengths = validate(&options, &specs)?;
         let tensors = specs
             .into_iter()
-            .map(|spec| {
-                if !names.insert(spec.name.clone()) {
-                    return Err(Error::tensor(
-                        &spec.name,
-                        "is listed twice; give each tensor once, by a name of its own",
-                    ));
-                }
-                if spec.group >= options.groups.len() {
-                    let problem = format!(
-                        "belongs to group {}, but there are {} groups",
-                        spec.group,
-                        options.groups.len()
-                    );
-                    return Err(Error::tensor(&spec.name, problem));
-                }
-                Ok(TensorState { len: spec.len()?, spec, momentum: None, master: None })
-            })
-            .collect::<Result<_>>()?;
+            .zip(lengths)
+            .map(|(spec, len)| TensorState { spec, len, momentum: None, master: None })
+            .collect();
         Ok(Self { model, options, tensors, applied_steps: 0, skipped_steps: 0 })
     }
 
@@ -234,11 +221,7 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
-        if self.options.groups.iter().any(|group| group.norm_lock) {
-            let expected =
-                "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
-            return Err(Error::invalid("norm_lock", true, expected));
-        }
+        refuse_norm_lock(&self.options)?;
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
@@ -385,4 +368,37 @@ impl Optimizer {
             format!("the optimizer was made for {} tensors; give one for each", self.tensors.len());
         Err(Error::invalid(&format!("number of {what}"), count, expected))
     }
+}
+
+/// Checks options and tensors before an optimizer is made of them; the lengths of the tensors.
+pub(crate) fn validate(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
+    options.validate()?;
+    let mut names = HashSet::new();
+    specs
+        .iter()
+        .map(|spec| {
+            if !names.insert(&spec.name) {
+                return Err(Error::tensor(
+                    &spec.name,
+                    "is listed twice; give each tensor once, by a name of its own",
+                ));
+            }
+            if spec.group >= options.groups.len() {
+                let problem =
+                    format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
+                return Err(Error::tensor(&spec.name, problem));
+            }
+            spec.len()
+        })
+        .collect()
+}
+
+/// An error if a group has norm lock, in sharded training.
+pub(crate) fn refuse_norm_lock(options: &Options) -> Result<()> {
+    if options.groups.iter().any(|group| group.norm_lock) {
+        let expected =
+            "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
+        return Err(Error::invalid("norm_lock", true, expected));
+    }
+    Ok(())
 }

@@ -61,7 +61,7 @@ impl Default for Group {
 }
 
 impl Options {
-    pub(super) fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self) -> Result<()> {
         self.rule.validate()?;
         validate_inv_batch_size(self.inv_batch_size)?;
         not_negative("multiplier", self.multiplier)?;

@@ -1,0 +1,191 @@
+// The norm pass: every block sums its chunks; whoever completes a segment or a tensor folds it. After it, and a barrier,
+// every block finds the sums of all tensors.
+#pragma once
+
+#include "sums.cuh"
+
+// Chunks whose sums are joined at a time, by one warp, a lane each. Within a batch warps run ahead of one another, so that
+// some load while others add.
+#define RFD_BATCH 32
+
+template <bool GENERIC>
+struct NormScratch {
+    // Two, so that a batch may begin while the one before is being joined.
+    double warp_sums[2][RFD_BATCH][sums_of(GENERIC)][RFD_WARPS];
+    uint32_t tensor[2][RFD_BATCH];
+};
+
+// Chunks [first, first + count), whose sums per warp lie in shared memory.
+struct Batch {
+    uint64_t first;
+    uint32_t count;
+    int buffer;
+};
+
+__device__ __forceinline__ double* chunk_sums(const RfdStep& step, int sum)
+{
+    return reinterpret_cast<double*>(step.chunk_sums) + sum * step.chunks;
+}
+
+__device__ __forceinline__ double* segment_sums(const RfdStep& step, int sum)
+{
+    return reinterpret_cast<double*>(step.segment_sums) + static_cast<uint64_t>(sum) * step.segments;
+}
+
+__device__ __forceinline__ double* tensor_sums(const RfdStep& step, int sum)
+{
+    return reinterpret_cast<double*>(step.tensor_sums) + static_cast<uint64_t>(sum) * step.tensor_count;
+}
+
+// Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again.
+__device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uint32_t count, uint32_t all)
+{
+    // Who does everything alone need not tell.
+    if (count == all) {
+        return true;
+    }
+    uint32_t* counter = reinterpret_cast<uint32_t*>(counters) + index;
+    const bool last = atomicAdd(counter, count) + count == all;
+    if (last) {
+        *counter = 0;
+    }
+    return last;
+}
+
+template <bool GENERIC>
+__device__ __forceinline__ int sums_of_tensor(const RfdTensor& tensor)
+{
+    return GENERIC && tensor.flags & RFD_TENSOR_LOCK ? 4 : 1;
+}
+
+// Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any scale.
+template <bool GENERIC>
+__device__ __forceinline__ double scaled_squares(double sum, const RfdTensor& tensor, double scale)
+{
+    if (!GENERIC || scale == 1.0 || grad_format(tensor) == RFD_DTYPE_F64 || sum == 0.0) {
+        return sum;
+    }
+    return sum * scale * scale;
+}
+
+// Folds one segment of a tensor, and the tensor if that was its last one. By one warp.
+template <bool GENERIC>
+__device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t index, uint32_t segment)
+{
+    const RfdStep& step = launch.step;
+    const RfdTensor& tensor = launch.tensors[index];
+    const uint64_t chunks = launch.chunks_of(index);
+    const uint64_t before = static_cast<uint64_t>(segment) * RFD_CHUNKS_PER_SEGMENT;
+    const uint64_t left = chunks - before;
+    const uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
+    const int sums = sums_of_tensor<GENERIC>(tensor);
+    for (int n = 0; n < sums; ++n) {
+        const double sum = fold_by_warp(chunk_sums(step, n) + tensor.first_chunk + before, terms);
+        if (threadIdx.x == 0) {
+            segment_sums(step, n)[tensor.first_segment + segment] = sum;
+        }
+    }
+    const uint32_t segments =
+        static_cast<uint32_t>((chunks + RFD_CHUNKS_PER_SEGMENT - 1) / RFD_CHUNKS_PER_SEGMENT);
+    // The sum is out before it counts, and what others have counted is seen before it is read.
+    __threadfence();
+    const bool last = threadIdx.x == 0 && completes(step.tensor_done, index, 1, segments);
+    if (__ballot_sync(RFD_FULL_WARP, last) == 0) {
+        return;
+    }
+    __syncwarp();
+    __threadfence();
+    for (int n = 0; n < sums; ++n) {
+        const double sum = fold_by_warp(segment_sums(step, n) + tensor.first_segment, segments);
+        if (threadIdx.x == 0) {
+            tensor_sums(step, n)[index] = sum;
+        }
+    }
+}
+
+// Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
+template <bool GENERIC>
+RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scratch, const Batch batch, double scale)
+{
+    const RfdStep& step = launch.step;
+    const uint32_t lane = threadIdx.x;
+    const uint64_t chunk = batch.first + lane;
+    const bool mine = lane < batch.count;
+    uint32_t index = 0, segment = 0;
+    bool last_of_segment = false, complete = false;
+    if (mine) {
+        index = scratch.tensor[batch.buffer][lane];
+        const RfdTensor& tensor = launch.tensors[index];
+        // A tensor of one chunk is folded when that is summed; adding 0 is what the folds would do.
+        const bool whole = launch.chunks_of(index) == 1;
+        const uint64_t place = whole ? index : chunk;
+        for (int n = 0; n < sums_of_tensor<GENERIC>(tensor); ++n) {
+            double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
+            sum = n == RFD_SUM_SQUARES ? scaled_squares<GENERIC>(sum, tensor, scale) : sum;
+            // d is minus the new velocity.
+            const bool negative = n == RFD_SUM_PRODUCT && launch.group(tensor.group).momentum > 0.0;
+            (whole ? tensor_sums(step, n) : chunk_sums(step, n))[place] = (negative ? -sum : sum) + 0.0;
+        }
+        segment = static_cast<uint32_t>((chunk - tensor.first_chunk) / RFD_CHUNKS_PER_SEGMENT);
+        const uint64_t next = chunk + 1;
+        last_of_segment = !whole && (lane + 1 == batch.count || next == launch.end_of(index) ||
+                                     (next - tensor.first_chunk) % RFD_CHUNKS_PER_SEGMENT == 0);
+    }
+    __threadfence();
+    __syncwarp();
+    if (last_of_segment) {
+        const uint64_t begin =
+            launch.tensors[index].first_chunk + static_cast<uint64_t>(segment) * RFD_CHUNKS_PER_SEGMENT;
+        const uint64_t left = launch.end_of(index) - begin;
+        const uint64_t from = begin > batch.first ? begin : batch.first;
+        complete = completes(step.segment_done, launch.tensors[index].first_segment + segment,
+                             static_cast<uint32_t>(chunk + 1 - from),
+                             left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT);
+    }
+    uint32_t pending = __ballot_sync(RFD_FULL_WARP, complete);
+    __syncwarp();
+    __threadfence();
+    while (pending != 0) {
+        const int source = __ffs(static_cast<int>(pending)) - 1;
+        pending &= pending - 1;
+        fold_segment<GENERIC>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
+                              __shfl_sync(RFD_FULL_WARP, segment, source));
+    }
+}
+
+// Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what the rescue of f64 asks for.
+template <class I>
+__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::GENERIC>& scratch, double scale)
+{
+    const Range range = chunks_of_block(launch.step.chunks);
+    const uint32_t warp = threadIdx.x / 32;
+    Batch batch{range.begin, 0, 0};
+    for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
+        const uint64_t left = range.end - batch.first;
+        batch.count = left < RFD_BATCH ? static_cast<uint32_t>(left) : RFD_BATCH;
+        // A new search for each batch: kept, the cursor would take registers while the sums are joined.
+        Cursor cursor(launch, batch.first);
+        for (uint32_t i = 0; i < batch.count; ++i) {
+            const uint64_t chunk = batch.first + i;
+            cursor.advance(launch, chunk);
+            double sums[sums_of(I::GENERIC)];
+            const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale);
+#pragma unroll
+            for (int n = 0; n < sums_of(I::GENERIC); ++n) {
+                if (n < count) {
+                    const double sum = warp_tree(sums[n]);
+                    if (threadIdx.x % 32 == 0) {
+                        scratch.warp_sums[batch.buffer][i][n][warp] = sum;
+                    }
+                }
+            }
+            if (threadIdx.x == 0) {
+                scratch.tensor[batch.buffer][i] = cursor.index();
+            }
+        }
+        __syncthreads();
+        if (warp == 0) {
+            settle<I::GENERIC>(launch, scratch, batch, scale);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+// A step of Random Function Descent: norms, step size and update of all tensors.
+//
+// As one cooperative launch, rfd_step_*. The same as launches one after the other: rfd_norm_*, for lists with f64
+// gradients rfd_rescue_max and rfd_rescue_norm, then rfd_update_* and rfd_status. In the split form for sharded training
+// rfd_total stands between: it writes what ranks add up, and the update reads the sum.
+//
+// 256 threads a block, any number of blocks: the bits of the result don't depend on it.
+
+#include "rescue.cuh"
+#include "update.cuh"
+
+template <bool GENERIC>
+struct Scratch {
+    NormScratch<GENERIC> norms;
+    DecisionScratch<GENERIC> decision;
+};
+
+template <class I>
+__device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
+{
+    auto& scratch = block_shared<Scratch<I::GENERIC>>();
+    const Launch launch(step, table);
+    inspect<I::GENERIC>(launch, scratch.decision);
+    int exponent = 0;
+    // A second time only where squares of f64 gradients overflow or underflow.
+    for (bool again = !found_inf(step); again;) {
+        norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
+        grid_barrier();
+        again = false;
+        if constexpr (I::GENERIC) {
+            if (exponent == 0) {
+                exponent = find_exponent(launch, scratch.decision);
+                again = exponent != 0;
+            }
+        }
+    }
+    decide<I::GENERIC>(launch, scratch.decision, exponent);
+    const Decision& decision = scratch.decision.decision;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        write_status(step, decision);
+    }
+    if (decision.reason == RFD_REASON_APPLIED) {
+        update_pass<I>(launch, decision);
+    }
+}
+
+template <class I>
+__device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable& table)
+{
+    auto& scratch = block_shared<NormScratch<I::GENERIC>>();
+    if (!found_inf(step)) {
+        norm_pass<I>(Launch(step, table), scratch, 1.0);
+    }
+}
+
+// Counts no step: another block may still have to read how many were applied.
+template <class I>
+__device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTable& table)
+{
+    auto& scratch = block_shared<DecisionScratch<I::GENERIC>>();
+    const Launch launch(step, table);
+    inspect<I::GENERIC>(launch, scratch);
+    decide<I::GENERIC>(launch, scratch, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
+    if (scratch.decision.reason == RFD_REASON_APPLIED) {
+        update_pass<I>(launch, scratch.decision);
+    }
+}
+
+#define RFD_KERNEL(NAME, BLOCKS)                                       \
+    extern "C" __global__ void __launch_bounds__(RFD_LANES, BLOCKS)    \
+        NAME(RFD_PARAMETER(RfdStep) step, RFD_PARAMETER(RfdTable) table)
+
+#define RFD_DEFINE_INSTANCE(NAME, I)                                          \
+    RFD_KERNEL(rfd_step_##NAME, I::BLOCKS) { step_kernel<I>(step, table); }   \
+    RFD_KERNEL(rfd_norm_##NAME, I::BLOCKS) { norm_kernel<I>(step, table); }   \
+    RFD_KERNEL(rfd_update_##NAME, I::BLOCKS) { update_kernel<I>(step, table); }
+
+RFD_INSTANCES(RFD_DEFINE_INSTANCE)
+
+// After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
+RFD_KERNEL(rfd_rescue_max, InstanceGeneric::BLOCKS)
+{
+    auto& scratch = block_shared<DecisionScratch<true>>();
+    const Launch launch(step, table);
+    if (!found_inf(step) && needs_rescue(launch, scratch)) {
+        find_largest(launch);
+    }
+}
+
+// After rfd_rescue_max: the sums again, if it found something.
+RFD_KERNEL(rfd_rescue_norm, InstanceGeneric::BLOCKS)
+{
+    auto& scratch = block_shared<NormScratch<true>>();
+    const int exponent = rescue_exponent(read_largest(step));
+    if (exponent != 0) {
+        norm_pass<InstanceGeneric>(Launch(step, table), scratch, power_of_two(-exponent));
+    }
+}
+
+// One block, last of the separate launches: counts the step, which it decides again as the update did.
+RFD_KERNEL(rfd_status, 1)
+{
+    auto& scratch = block_shared<DecisionScratch<true>>();
+    const Launch launch(step, table);
+    inspect<true>(launch, scratch);
+    decide<true>(launch, scratch, rescue_exponent(read_largest(step)));
+    if (threadIdx.x == 0) {
+        write_status(step, scratch.decision);
+        forget_largest(step);
+    }
+}
+
+// One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm` points.
+RFD_KERNEL(rfd_total, 1)
+{
+    auto& scratch = block_shared<DecisionScratch<true>>();
+    const int exponent = rescue_exponent(read_largest(step));
+    const Totals totals = total_squares<true>(Launch(step, table), scratch, exponent);
+    if (threadIdx.x == 0) {
+        const double unit = power_of_two(exponent);
+        RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);
+        norm->euclidean = totals.euclidean * unit * unit;
+        norm->sigma = totals.sigma * unit * unit;
+        forget_largest(step);
+    }
+}
+
+// Fills master weights from the parameters they belong to.
+RFD_KERNEL(rfd_fill_masters, InstanceGeneric::BLOCKS)
+{
+    fill_masters(Launch(step, table));
+}
+
+// One block: writes tensors that are passed by value into a table on the device. So a list too long to be passed by value
+// gets there without memory of the host that would have to stay, also when the launch is captured.
+RFD_KERNEL(rfd_store_table, 1)
+{
+    RfdTensor* to = reinterpret_cast<RfdTensor*>(step.tensors);
+    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_LANES) {
+        to[k] = table.tensor[k];
+    }
+}

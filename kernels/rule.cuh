@@ -1,0 +1,102 @@
+// The scalars of a tensor's update and the rule itself (docs/summation.md, sections 3 and 4).
+#pragma once
+
+#include "walk.cuh"
+
+// The step that all tensors share.
+struct Decision {
+    double loss;
+    double grad_norm;   // Euclidean, gradient scale removed
+    double sigma_norm;  // of the geometry that the groups' factors define
+    double theta;
+    double step_size;
+    double learning_rate;   // step size over Σ-norm
+    double prescaled_rate;  // step size over the Σ-norm of the gradients as given, times prescale
+    double prescale;
+    double unscale;  // 1 over the gradient scale
+    uint64_t applied;  // steps before this one
+    uint32_t reason;
+};
+
+struct Scalars {
+    double decay;
+    double coefficient;
+    double prescale;
+    double momentum;
+    double unscale;
+};
+
+__device__ __forceinline__ Scalars scalars_of(const Decision& decision, const RfdGroup& group)
+{
+    const double factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
+    const double rate = group.momentum > 0.0 ? decision.learning_rate : decision.prescaled_rate;
+    const double shrink = decision.learning_rate * group.multiplier * group.weight_decay;
+    return {fmax(1.0 - shrink, 0.0), rate * factor, decision.prescale, group.momentum, decision.unscale};
+}
+
+// Scalars in the format that is computed in.
+template <class T>
+struct Factors {
+    T decay, coefficient, prescale, momentum, unscale;
+
+    Factors() = default;
+    __device__ __forceinline__ explicit Factors(const Scalars& s)
+        : decay(narrowed<T>(s.decay)),
+          coefficient(narrowed<T>(s.coefficient)),
+          prescale(narrowed<T>(s.prescale)),
+          momentum(narrowed<T>(s.momentum)),
+          unscale(narrowed<T>(s.unscale))
+    {
+    }
+};
+
+// The velocity after a step, as it is stored: in f64 for f64 parameters, else in f32.
+template <class T>
+__device__ __forceinline__ T next_velocity(T v, T g, T momentum, T unscale, int format)
+{
+    const T next = v * momentum - g * unscale;
+    return format == RFD_DTYPE_F64 ? next : static_cast<T>(static_cast<float>(next));
+}
+
+// What of a tensor a pass works on; constants in lean instances.
+template <class I>
+struct View {
+    int param;  // format of what is updated: the parameter, or its master weights
+    int grad;
+    int half;  // format of a parameter that has master weights
+    bool has_master;
+    uint64_t weights;  // address of what is updated
+
+    __device__ __forceinline__ explicit View(const RfdTensor& tensor)
+    {
+        const int own = I::GENERIC ? param_format(tensor) : I::PARAM;
+        has_master = I::GENERIC ? tensor.master != 0 : I::MASTER;
+        param = has_master ? RFD_DTYPE_F32 : own;
+        grad = I::GENERIC ? grad_format(tensor) : I::GRAD;
+        half = own;
+        weights = has_master ? tensor.master : tensor.param;
+    }
+
+    // Format of the velocity.
+    __device__ __forceinline__ int state() const
+    {
+        return param == RFD_DTYPE_F64 ? RFD_DTYPE_F64 : RFD_DTYPE_F32;
+    }
+
+    __device__ __forceinline__ bool in_f64() const
+    {
+        return I::GENERIC && (param == RFD_DTYPE_F64 || grad == RFD_DTYPE_F64);
+    }
+};
+
+// Whether a tensor moves by its velocity.
+template <class I>
+__device__ __forceinline__ bool has_velocity(double momentum)
+{
+    return I::MOMENTUM && momentum > 0.0;
+}
+
+__device__ __forceinline__ double grad_scale_of(const RfdStep& step)
+{
+    return step.grad_scale != 0 ? *reinterpret_cast<const float*>(step.grad_scale) : 1.0;
+}

@@ -1,0 +1,144 @@
+// The update pass (docs/summation.md, sections 3 to 5).
+#pragma once
+
+#include "decision.cuh"
+
+// Norm lock: scales the update so that the parameter keeps its norm; ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ + β²‖d‖².
+__device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index)
+{
+    const double parameter = __ldcg(tensor_sums(step, RFD_SUM_PARAMETER) + index);
+    const double product = __ldcg(tensor_sums(step, RFD_SUM_PRODUCT) + index);
+    const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + index);
+    const double alpha = scalars.decay;
+    const double beta =
+        scalars.momentum > 0.0 ? scalars.coefficient : scalars.coefficient * scalars.prescale;
+    const double moved = alpha * alpha * parameter - 2.0 * (alpha * beta) * product + beta * beta * direction;
+    const double ratio = sqrt(parameter / moved);
+    // Norm 0 before or after the step, or sums beyond the range of f64: there is nothing to scale back to.
+    if (ratio > 0.0 && is_finite(ratio)) {
+        scalars.decay *= ratio;
+        scalars.coefficient *= ratio;
+    }
+}
+
+// How the elements of one tensor change.
+template <class I>
+struct Rule {
+    Factors<float> single;
+    Factors<double> wide;  // of generic instances
+    bool moves;            // by its velocity
+
+    Rule() = default;
+    __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor)
+    {
+        const RfdTensor& tensor = cursor.tensor();
+        Scalars scalars = scalars_of(decision, launch.group(tensor.group));
+        if (I::GENERIC && tensor.flags & RFD_TENSOR_LOCK) {
+            lock(scalars, launch.step, cursor.index());
+        }
+        single = Factors<float>(scalars);
+        wide = Factors<double>(scalars);
+        moves = has_velocity<I>(scalars.momentum);
+    }
+};
+
+template <class I, class T, bool FULL>
+__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Factors<T>& by,
+                                             bool moves, const Rounding& rounding)
+{
+    constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_LANES * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    const View<I> view(tensor);
+#pragma unroll 1
+    for (int first = 0; first < ROWS; first += AT_ONCE) {
+        T p[AT_ONCE][N], g[AT_ONCE][N], v[AT_ONCE][N];
+        // All loads before the first store: the compiler can't know that they don't overlap.
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            load<Reuse::never>(p[i], view.param, view.weights, unit);
+            load<Reuse::never>(g[i], view.grad, tensor.grad, unit);
+            if (I::MOMENTUM && moves) {
+                load<Reuse::never>(v[i], view.state(), tensor.momentum, unit);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            if (I::MOMENTUM && moves) {
+#pragma unroll
+                for (int j = 0; j < N; ++j) {
+                    v[i][j] = next_velocity(v[i][j], g[i][j], by.momentum, by.unscale, view.state());
+                    p[i][j] = p[i][j] * by.decay + v[i][j] * by.coefficient;
+                }
+                store(v[i], view.state(), tensor.momentum, unit, to_nearest());
+            } else {
+#pragma unroll
+                for (int j = 0; j < N; ++j) {
+                    p[i][j] = p[i][j] * by.decay - (g[i][j] * by.prescale) * by.coefficient;
+                }
+            }
+            store(p[i], view.param, view.weights, unit, rounding);
+            if (view.has_master) {
+                // From the master as it is stored, in f32.
+                store(p[i], view.half, tensor.param, unit, to_nearest());
+            }
+        }
+    }
+}
+
+// Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
+template <class I>
+__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision)
+{
+    const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.end - 1);
+    Rule<I> rule;
+    bool known = false;
+    for (uint64_t index = range.end; index > range.begin;) {
+        --index;
+        if (cursor.retreat(launch, index) || !known) {
+            rule = Rule<I>(launch, decision, cursor);
+            known = true;
+        }
+        const RfdTensor& tensor = cursor.tensor();
+        const View<I> view(tensor);
+        const uint64_t master = view.has_master ? tensor.param : 0;
+        const uint64_t velocity = I::MOMENTUM && rule.moves ? tensor.momentum : 0;
+        const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
+        const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
+                                launch.step.seed, tensor.offset};
+        if constexpr (I::GENERIC) {
+            if (view.in_f64()) {
+                update_chunk<I, double, false>(tensor, chunk, rule.wide, rule.moves, rounding);
+            } else {
+                update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
+            }
+        } else if (is_full(chunk)) {
+            update_chunk<I, float, true>(tensor, chunk, rule.single, rule.moves, rounding);
+        } else {
+            update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
+        }
+    }
+}
+
+// Fills the master weights of the tensors that have some.
+__device__ __forceinline__ void fill_masters(const Launch& launch)
+{
+    const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.begin);
+    for (uint64_t index = range.begin; index < range.end; ++index) {
+        cursor.advance(launch, index);
+        const RfdTensor& tensor = cursor.tensor();
+        if (tensor.master == 0) {
+            continue;
+        }
+        const Chunk chunk = cursor.chunk(index, tensor.param | tensor.master);
+#pragma unroll 1
+        for (int row = 0; row < RFD_ROWS; ++row) {
+            const Unit unit = unit_of<RFD_QUAD, false>(chunk, row);
+            float p[RFD_QUAD];
+            load<Reuse::later>(p, param_format(tensor), tensor.param, unit);
+            store(p, RFD_DTYPE_F32, tensor.master, unit, to_nearest());
+        }
+    }
+}

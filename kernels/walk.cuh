@@ -1,0 +1,138 @@
+// Which elements a block works on: a contiguous range of chunks, tensor after tensor.
+#pragma once
+
+#include "formats.cuh"
+
+// A launch's parameters, unpacked.
+struct Launch {
+    const RfdStep& step;
+    const RfdTensor* tensors;
+
+    __device__ __forceinline__ Launch(const RfdStep& step, const RfdTable& table)
+        : step(step), tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor)
+    {
+    }
+
+    __device__ __forceinline__ const RfdGroup& group(uint32_t index) const
+    {
+        return reinterpret_cast<const RfdGroup*>(step.groups)[index];
+    }
+
+    // The first chunk behind a tensor's.
+    __device__ __forceinline__ uint64_t end_of(uint32_t index) const
+    {
+        return index + 1 < step.tensor_count ? tensors[index + 1].first_chunk : step.chunks;
+    }
+
+    // Chunks of a tensor; 0 without elements or without gradient.
+    __device__ __forceinline__ uint64_t chunks_of(uint32_t index) const
+    {
+        return end_of(index) - tensors[index].first_chunk;
+    }
+};
+
+struct Range {
+    uint64_t begin, end;
+};
+
+// The same number of chunks for every block, up to one.
+__device__ __forceinline__ Range chunks_of_block(uint64_t chunks)
+{
+    const uint64_t block = blockIdx.x;
+    return {block * chunks / gridDim.x, (block + 1) * chunks / gridDim.x};
+}
+
+// Elements of a chunk.
+struct Chunk {
+    uint64_t first;  // index in the tensor
+    uint32_t count;
+    bool aligned;  // all addresses that a pass uses are multiples of 16 bytes
+};
+
+// The tensor that a chunk belongs to; moves along with a walk in either direction.
+class Cursor {
+public:
+    // Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the next one does.
+    __device__ __forceinline__ Cursor(const Launch& launch, uint64_t chunk)
+    {
+        uint32_t low = 0, high = launch.step.tensor_count;
+        while (high - low > 1) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (launch.tensors[middle].first_chunk <= chunk) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        if (launch.step.chunks > 0) {
+            open(launch, low);
+        }
+    }
+
+    // To the tensor of a chunk that lies not before the one it is at.
+    __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
+    {
+        while (chunk >= end_) {
+            open(launch, index_ + 1);
+        }
+    }
+
+    // To the tensor of a chunk that lies not behind the one it is at; whether that is another one.
+    __device__ __forceinline__ bool retreat(const Launch& launch, uint64_t chunk)
+    {
+        const uint32_t before = index_;
+        while (chunk < tensor_.first_chunk) {
+            open(launch, index_ - 1);
+        }
+        return index_ != before;
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return index_; }
+    __device__ __forceinline__ const RfdTensor& tensor() const { return tensor_; }
+
+    // A chunk of the tensor; `addresses` are those that the pass uses, or-ed.
+    __device__ __forceinline__ Chunk chunk(uint64_t chunk, uint64_t addresses) const
+    {
+        const uint64_t first = (chunk - tensor_.first_chunk) * RFD_CHUNK;
+        const uint64_t left = tensor_.len - first;
+        return {first, left < RFD_CHUNK ? static_cast<uint32_t>(left) : RFD_CHUNK, addresses % 16 == 0};
+    }
+
+private:
+    __device__ __forceinline__ void open(const Launch& launch, uint32_t index)
+    {
+        index_ = index;
+        tensor_ = launch.tensors[index];
+        end_ = launch.end_of(index);
+    }
+
+    uint32_t index_ = 0;
+    RfdTensor tensor_ = {};
+    uint64_t end_ = 0;
+};
+
+__device__ __forceinline__ int param_format(const RfdTensor& tensor)
+{
+    return tensor.formats & 3;
+}
+
+__device__ __forceinline__ int grad_format(const RfdTensor& tensor)
+{
+    return tensor.formats >> 2 & 3;
+}
+
+// This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that all exist and
+// are aligned.
+template <int N, bool FULL>
+__device__ __forceinline__ Unit unit_of(const Chunk& chunk, int row)
+{
+    const int offset = (row * RFD_LANES + static_cast<int>(threadIdx.x)) * N;
+    const int left = static_cast<int>(chunk.count) - offset;
+    const int count = FULL || left > N ? N : left < 0 ? 0 : left;
+    return {chunk.first + offset, count, FULL || (chunk.aligned && count == N)};
+}
+
+__device__ __forceinline__ bool is_full(const Chunk& chunk)
+{
+    return chunk.aligned && chunk.count == RFD_CHUNK;
+}

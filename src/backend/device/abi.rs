@@ -1,0 +1,255 @@
+// Made from kernels/abi.h by scripts/bindings; do not edit.
+pub const RFD_LANES: u32 = 256;
+pub const RFD_COLUMNS: u32 = 1024;
+pub const RFD_ROWS: u32 = 4;
+pub const RFD_CHUNK: u32 = 4096;
+pub const RFD_CHUNKS_PER_SEGMENT: u32 = 256;
+pub const RFD_DTYPE_F32: u32 = 0;
+pub const RFD_DTYPE_F64: u32 = 1;
+pub const RFD_DTYPE_F16: u32 = 2;
+pub const RFD_DTYPE_BF16: u32 = 3;
+pub const RFD_FAMILY_SQUARED_EXPONENTIAL: u32 = 0;
+pub const RFD_FAMILY_RATIONAL_QUADRATIC: u32 = 1;
+pub const RFD_FAMILY_MATERN32: u32 = 2;
+pub const RFD_FAMILY_MATERN52: u32 = 3;
+pub const RFD_MODE_RFD: u32 = 0;
+pub const RFD_MODE_A_RFD: u32 = 1;
+pub const RFD_MODE_CLIPPED_A_RFD: u32 = 2;
+pub const RFD_REASON_APPLIED: u32 = 0;
+pub const RFD_REASON_FOUND_INF: u32 = 1;
+pub const RFD_REASON_NON_FINITE_LOSS: u32 = 2;
+pub const RFD_REASON_NON_FINITE_GRADIENT: u32 = 3;
+pub const RFD_REASON_ZERO_GRADIENT: u32 = 4;
+pub const RFD_REASON_INVALID_OPTION: u32 = 5;
+pub const RFD_TENSOR_COUNTS: u32 = 1;
+pub const RFD_TENSOR_LOCK: u32 = 2;
+pub const RFD_SUM_SQUARES: u32 = 0;
+pub const RFD_SUM_PARAMETER: u32 = 1;
+pub const RFD_SUM_PRODUCT: u32 = 2;
+pub const RFD_SUM_DIRECTION: u32 = 3;
+pub const RFD_INLINE_TENSORS: u32 = 448;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdTensor {
+    pub param: u64,
+    pub grad: u64,
+    pub momentum: u64,
+    pub master: u64,
+    pub len: u64,
+    pub offset: u64,
+    pub first_chunk: u64,
+    pub first_segment: u32,
+    pub group: u16,
+    pub formats: u8,
+    pub flags: u8,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdTensor"][::core::mem::size_of::<RfdTensor>() - 64usize];
+    ["Alignment of RfdTensor"][::core::mem::align_of::<RfdTensor>() - 8usize];
+    ["Offset of field: RfdTensor::param"][::core::mem::offset_of!(RfdTensor, param) - 0usize];
+    ["Offset of field: RfdTensor::grad"][::core::mem::offset_of!(RfdTensor, grad) - 8usize];
+    ["Offset of field: RfdTensor::momentum"][::core::mem::offset_of!(RfdTensor, momentum) - 16usize];
+    ["Offset of field: RfdTensor::master"][::core::mem::offset_of!(RfdTensor, master) - 24usize];
+    ["Offset of field: RfdTensor::len"][::core::mem::offset_of!(RfdTensor, len) - 32usize];
+    ["Offset of field: RfdTensor::offset"][::core::mem::offset_of!(RfdTensor, offset) - 40usize];
+    ["Offset of field: RfdTensor::first_chunk"][::core::mem::offset_of!(RfdTensor, first_chunk) - 48usize];
+    ["Offset of field: RfdTensor::first_segment"]
+        [::core::mem::offset_of!(RfdTensor, first_segment) - 56usize];
+    ["Offset of field: RfdTensor::group"][::core::mem::offset_of!(RfdTensor, group) - 60usize];
+    ["Offset of field: RfdTensor::formats"][::core::mem::offset_of!(RfdTensor, formats) - 62usize];
+    ["Offset of field: RfdTensor::flags"][::core::mem::offset_of!(RfdTensor, flags) - 63usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdGroup {
+    pub length_scale_factor: f64,
+    pub multiplier: f64,
+    pub momentum: f64,
+    pub weight_decay: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdGroup"][::core::mem::size_of::<RfdGroup>() - 32usize];
+    ["Alignment of RfdGroup"][::core::mem::align_of::<RfdGroup>() - 8usize];
+    ["Offset of field: RfdGroup::length_scale_factor"]
+        [::core::mem::offset_of!(RfdGroup, length_scale_factor) - 0usize];
+    ["Offset of field: RfdGroup::multiplier"][::core::mem::offset_of!(RfdGroup, multiplier) - 8usize];
+    ["Offset of field: RfdGroup::momentum"][::core::mem::offset_of!(RfdGroup, momentum) - 16usize];
+    ["Offset of field: RfdGroup::weight_decay"][::core::mem::offset_of!(RfdGroup, weight_decay) - 24usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdSettings {
+    pub multiplier: f64,
+    pub inv_batch_size: f64,
+    pub max_step_size: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdSettings"][::core::mem::size_of::<RfdSettings>() - 24usize];
+    ["Alignment of RfdSettings"][::core::mem::align_of::<RfdSettings>() - 8usize];
+    ["Offset of field: RfdSettings::multiplier"][::core::mem::offset_of!(RfdSettings, multiplier) - 0usize];
+    ["Offset of field: RfdSettings::inv_batch_size"]
+        [::core::mem::offset_of!(RfdSettings, inv_batch_size) - 8usize];
+    ["Offset of field: RfdSettings::max_step_size"]
+        [::core::mem::offset_of!(RfdSettings, max_step_size) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdModel {
+    pub mean: f64,
+    pub variance: f64,
+    pub noise_variance: f64,
+    pub grad_variance: f64,
+    pub noise_grad_variance: f64,
+    pub length_scale: f64,
+    pub slope: f64,
+    pub plateau: f64,
+    pub beta: f64,
+    pub quantile: f64,
+    pub family: u32,
+    pub mode: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdModel"][::core::mem::size_of::<RfdModel>() - 88usize];
+    ["Alignment of RfdModel"][::core::mem::align_of::<RfdModel>() - 8usize];
+    ["Offset of field: RfdModel::mean"][::core::mem::offset_of!(RfdModel, mean) - 0usize];
+    ["Offset of field: RfdModel::variance"][::core::mem::offset_of!(RfdModel, variance) - 8usize];
+    ["Offset of field: RfdModel::noise_variance"]
+        [::core::mem::offset_of!(RfdModel, noise_variance) - 16usize];
+    ["Offset of field: RfdModel::grad_variance"][::core::mem::offset_of!(RfdModel, grad_variance) - 24usize];
+    ["Offset of field: RfdModel::noise_grad_variance"]
+        [::core::mem::offset_of!(RfdModel, noise_grad_variance) - 32usize];
+    ["Offset of field: RfdModel::length_scale"][::core::mem::offset_of!(RfdModel, length_scale) - 40usize];
+    ["Offset of field: RfdModel::slope"][::core::mem::offset_of!(RfdModel, slope) - 48usize];
+    ["Offset of field: RfdModel::plateau"][::core::mem::offset_of!(RfdModel, plateau) - 56usize];
+    ["Offset of field: RfdModel::beta"][::core::mem::offset_of!(RfdModel, beta) - 64usize];
+    ["Offset of field: RfdModel::quantile"][::core::mem::offset_of!(RfdModel, quantile) - 72usize];
+    ["Offset of field: RfdModel::family"][::core::mem::offset_of!(RfdModel, family) - 80usize];
+    ["Offset of field: RfdModel::mode"][::core::mem::offset_of!(RfdModel, mode) - 84usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdStatus {
+    pub sequence: u64,
+    pub applied: u64,
+    pub skipped: u64,
+    pub loss: f64,
+    pub grad_norm: f64,
+    pub sigma_norm: f64,
+    pub theta: f64,
+    pub step_size: f64,
+    pub learning_rate: f64,
+    pub reason: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdStatus"][::core::mem::size_of::<RfdStatus>() - 80usize];
+    ["Alignment of RfdStatus"][::core::mem::align_of::<RfdStatus>() - 8usize];
+    ["Offset of field: RfdStatus::sequence"][::core::mem::offset_of!(RfdStatus, sequence) - 0usize];
+    ["Offset of field: RfdStatus::applied"][::core::mem::offset_of!(RfdStatus, applied) - 8usize];
+    ["Offset of field: RfdStatus::skipped"][::core::mem::offset_of!(RfdStatus, skipped) - 16usize];
+    ["Offset of field: RfdStatus::loss"][::core::mem::offset_of!(RfdStatus, loss) - 24usize];
+    ["Offset of field: RfdStatus::grad_norm"][::core::mem::offset_of!(RfdStatus, grad_norm) - 32usize];
+    ["Offset of field: RfdStatus::sigma_norm"][::core::mem::offset_of!(RfdStatus, sigma_norm) - 40usize];
+    ["Offset of field: RfdStatus::theta"][::core::mem::offset_of!(RfdStatus, theta) - 48usize];
+    ["Offset of field: RfdStatus::step_size"][::core::mem::offset_of!(RfdStatus, step_size) - 56usize];
+    ["Offset of field: RfdStatus::learning_rate"]
+        [::core::mem::offset_of!(RfdStatus, learning_rate) - 64usize];
+    ["Offset of field: RfdStatus::reason"][::core::mem::offset_of!(RfdStatus, reason) - 72usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdSquaredNorm {
+    pub euclidean: f64,
+    pub sigma: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdSquaredNorm"][::core::mem::size_of::<RfdSquaredNorm>() - 16usize];
+    ["Alignment of RfdSquaredNorm"][::core::mem::align_of::<RfdSquaredNorm>() - 8usize];
+    ["Offset of field: RfdSquaredNorm::euclidean"]
+        [::core::mem::offset_of!(RfdSquaredNorm, euclidean) - 0usize];
+    ["Offset of field: RfdSquaredNorm::sigma"][::core::mem::offset_of!(RfdSquaredNorm, sigma) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdStep {
+    pub model: RfdModel,
+    pub tensors: u64,
+    pub groups: u64,
+    pub settings: u64,
+    pub status: u64,
+    pub mirror: u64,
+    pub loss: u64,
+    pub grad_scale: u64,
+    pub found_inf: u64,
+    pub given_norm: u64,
+    pub chunk_sums: u64,
+    pub segment_sums: u64,
+    pub tensor_sums: u64,
+    pub segment_done: u64,
+    pub tensor_done: u64,
+    pub rescue: u64,
+    pub chunks: u64,
+    pub seed: u64,
+    pub loss_value: f64,
+    pub segments: u32,
+    pub tensor_count: u32,
+    pub group_count: u32,
+    pub loss_dtype: u32,
+    pub stochastic: u32,
+    pub sums: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 256usize];
+    ["Alignment of RfdStep"][::core::mem::align_of::<RfdStep>() - 8usize];
+    ["Offset of field: RfdStep::model"][::core::mem::offset_of!(RfdStep, model) - 0usize];
+    ["Offset of field: RfdStep::tensors"][::core::mem::offset_of!(RfdStep, tensors) - 88usize];
+    ["Offset of field: RfdStep::groups"][::core::mem::offset_of!(RfdStep, groups) - 96usize];
+    ["Offset of field: RfdStep::settings"][::core::mem::offset_of!(RfdStep, settings) - 104usize];
+    ["Offset of field: RfdStep::status"][::core::mem::offset_of!(RfdStep, status) - 112usize];
+    ["Offset of field: RfdStep::mirror"][::core::mem::offset_of!(RfdStep, mirror) - 120usize];
+    ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 128usize];
+    ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 136usize];
+    ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 144usize];
+    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 152usize];
+    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 160usize];
+    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 168usize];
+    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 176usize];
+    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 184usize];
+    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 192usize];
+    ["Offset of field: RfdStep::rescue"][::core::mem::offset_of!(RfdStep, rescue) - 200usize];
+    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 208usize];
+    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 216usize];
+    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 224usize];
+    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 232usize];
+    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 236usize];
+    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 240usize];
+    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 244usize];
+    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 248usize];
+    ["Offset of field: RfdStep::sums"][::core::mem::offset_of!(RfdStep, sums) - 252usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone, PartialEq)]
+pub struct RfdTable {
+    pub tensor: [RfdTensor; 448usize],
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdTable"][::core::mem::size_of::<RfdTable>() - 28672usize];
+    ["Alignment of RfdTable"][::core::mem::align_of::<RfdTable>() - 8usize];
+    ["Offset of field: RfdTable::tensor"][::core::mem::offset_of!(RfdTable, tensor) - 0usize];
+};
+impl Default for RfdTable {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! The small block of device memory that holds what may change between replays of a captured step, and its writes.
+
+use super::abi::{
+    RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
+    RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD,
+};
+use super::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
+use super::executor::{Device, DeviceBuffer, Stream};
+use crate::covariance::{Family, Model, StepMode, quantile};
+use crate::error::{Error, Result};
+use crate::optimizer::{Group, Options, SquaredNorm};
+
+const SETTINGS: u64 = 0;
+const STATUS: u64 = 64;
+const NORM: u64 = 192;
+const RESCUE: u64 = 224;
+const GROUPS: u64 = 256;
+const _: () = assert!(
+    size_of::<RfdSettings>() as u64 <= STATUS
+        && STATUS + size_of::<RfdStatus>() as u64 <= NORM
+        && NORM + size_of::<RfdSquaredNorm>() as u64 <= RESCUE
+);
+
+/// Settings, groups, status, the norms of the split form and the word of the rescue.
+#[derive(Debug)]
+pub(super) struct Control {
+    device: Device,
+    memory: DeviceBuffer,
+}
+
+impl Control {
+    pub fn new(device: &Device, options: &Options) -> Result<Self> {
+        let bytes = GROUPS as usize + options.groups.len() * size_of::<RfdGroup>();
+        let control = Self { device: device.clone(), memory: device.allocate(bytes)? };
+        control.write(SETTINGS, &settings(options), Stream::PER_THREAD)?;
+        for (index, group) in options.groups.iter().enumerate() {
+            control.write_group(index, group, Stream::PER_THREAD)?;
+        }
+        device.synchronize(Stream::PER_THREAD)?;
+        Ok(control)
+    }
+
+    pub fn settings(&self) -> u64 {
+        self.memory.address() + SETTINGS
+    }
+
+    pub fn status(&self) -> u64 {
+        self.memory.address() + STATUS
+    }
+
+    pub fn norm(&self) -> u64 {
+        self.memory.address() + NORM
+    }
+
+    pub fn rescue(&self) -> u64 {
+        self.memory.address() + RESCUE
+    }
+
+    pub fn groups(&self) -> u64 {
+        self.memory.address() + GROUPS
+    }
+
+    /// Queues a write of all settings that are not a group's.
+    pub fn write_settings(&self, options: &Options, stream: Stream) -> Result<()> {
+        self.write(SETTINGS, &settings(options), stream)
+    }
+
+    /// Queues a write of a group's settings.
+    pub fn write_group(&self, index: usize, group: &Group, stream: Stream) -> Result<()> {
+        let values = [group.length_scale_factor, group.multiplier, group.momentum, group.weight_decay];
+        self.write(GROUPS + (index * size_of::<RfdGroup>()) as u64, &values, stream)
+    }
+
+    /// Applied and skipped steps, after the work on the stream.
+    pub fn read_counts(&self, stream: Stream) -> Result<(u64, u64)> {
+        let mut bytes = [0_u8; 24];
+        self.memory.download(STATUS as usize, &mut bytes, stream)?;
+        let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap_or_default());
+        Ok((word(1), word(2)))
+    }
+
+    /// The norms of the split form, after the work on the stream.
+    pub fn read_norm(&self, stream: Stream) -> Result<SquaredNorm> {
+        let mut bytes = [0_u8; 16];
+        self.memory.download(NORM as usize, &mut bytes, stream)?;
+        let [euclidean, sigma] =
+            [0, 8].map(|at| f64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default()));
+        Ok(SquaredNorm { euclidean, sigma })
+    }
+
+    /// Replaces the counts of steps.
+    pub fn write_counts(&mut self, applied: u64, skipped: u64, stream: Stream) -> Result<()> {
+        let words = [applied.wrapping_add(skipped), applied, skipped];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.memory.upload(STATUS as usize, &bytes, stream)
+    }
+
+    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to stay.
+    fn write(&self, offset: u64, values: &[f64], stream: Stream) -> Result<()> {
+        for (i, value) in values.iter().enumerate() {
+            let bits = value.to_bits();
+            for (half, word) in [bits as u32, (bits >> 32) as u32].into_iter().enumerate() {
+                let address = self.memory.address() + offset + (8 * i + 4 * half) as u64;
+                // SAFETY: the words lie in this object's own memory, whose size follows from the groups; kernels that
+                // read them come before or after on the stream, which the caller gives for that.
+                unsafe { self.device.executor().fill(address, word, 1, stream)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+fn settings(options: &Options) -> [f64; 3] {
+    [options.multiplier, options.inv_batch_size, options.max_step_size.unwrap_or(f64::INFINITY)]
+}
+
+/// The model as the kernels evaluate it.
+pub(super) fn model(model: &Model, options: &Options) -> Result<RfdModel> {
+    let Some(family) = model.family() else {
+        let expected = "only the built-in covariances run on a device; use the CPU's `Optimizer` for others";
+        return Err(Error::invalid("covariance", model.covariance().name(), expected));
+    };
+    let moments = model.moments();
+    let (family, beta) = match family {
+        Family::SquaredExponential => (RFD_FAMILY_SQUARED_EXPONENTIAL, 0.0),
+        Family::RationalQuadratic { beta } => (RFD_FAMILY_RATIONAL_QUADRATIC, beta),
+        Family::Matern32 => (RFD_FAMILY_MATERN32, 0.0),
+        Family::Matern52 => (RFD_FAMILY_MATERN52, 0.0),
+    };
+    Ok(RfdModel {
+        mean: moments.mean,
+        variance: moments.variance,
+        noise_variance: moments.noise_variance,
+        grad_variance: moments.grad_variance,
+        noise_grad_variance: moments.noise_grad_variance,
+        length_scale: model.length_scale(),
+        slope: model.slope(),
+        plateau: model.plateau(),
+        beta,
+        quantile: quantile(options.rule.conservatism),
+        family,
+        mode: match options.rule.mode {
+            StepMode::Rfd => RFD_MODE_RFD,
+            StepMode::ARfd => RFD_MODE_A_RFD,
+            StepMode::ClippedARfd => RFD_MODE_CLIPPED_A_RFD,
+        },
+    })
+}

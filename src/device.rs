@@ -1,0 +1,61 @@
+//! Devices that tensors can live on, and which one to use.
+//!
+//! A [`Device`] comes from [`cuda::device`](crate::cuda::device) or [`cuda::device_of`](crate::cuda::device_of);
+//! [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer) takes steps on it.
+
+use std::fmt;
+
+pub use crate::backend::device::{Device, DeviceBuffer, StatusReader, Stream};
+#[cfg(feature = "shim")]
+#[doc(hidden)]
+pub use crate::backend::shim::{Counts, Shim, ShimOptions};
+
+/// Where steps can run.
+#[derive(Clone, Debug)]
+pub enum Backend {
+    /// On the processor: [`Optimizer`](crate::optimizer::Optimizer).
+    Cpu,
+    /// On a device: [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer).
+    Device(Device),
+}
+
+/// A backend that was chosen, and why. As text it says both.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The backend.
+    pub backend: Backend,
+    /// Why it and no other.
+    pub reason: String,
+}
+
+impl Backend {
+    /// The first CUDA device if there is one that can be used, else the CPU, with the reason. Never fails.
+    pub fn auto() -> Choice {
+        match first_device() {
+            Ok(device) => {
+                let reason = "the first CUDA device is usable".into();
+                Choice { backend: Backend::Device(device), reason }
+            }
+            Err(reason) => Choice { backend: Backend::Cpu, reason },
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn first_device() -> Result<Device, String> {
+    crate::cuda::device(0).map_err(|error| error.to_string())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn first_device() -> Result<Device, String> {
+    Err("this build of rfdescent has no CUDA; enable its feature `cuda`".into())
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.backend {
+            Backend::Cpu => write!(f, "CPU: {}", self.reason),
+            Backend::Device(device) => write!(f, "{}: {}", device.name(), self.reason),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The file format of saved states, the same for every backend: safetensors. The metadata holds format, version, counts
+//! and the list of tensors; velocities are stored as `momentum.NAME`, master weights as `master.NAME`, little-endian.
+
+use std::collections::HashMap;
+
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::{Deserialize, Serialize};
+
+use super::TensorSpec;
+use crate::error::{Error, Result};
+use crate::tensor::DType;
+
+const FORMAT: &str = "rfdescent-optimizer-state";
+const VERSION: &str = "1";
+
+/// What identifies a tensor in a saved state.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Identity {
+    name: String,
+    shape: Vec<usize>,
+    dtype: DType,
+}
+
+impl Identity {
+    fn of(spec: &TensorSpec) -> Self {
+        Self { name: spec.name.clone(), shape: spec.shape.clone(), dtype: spec.dtype }
+    }
+}
+
+/// The buffers of one tensor, little-endian; `None` for one that does not exist.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buffers<B> {
+    /// f64 for f64 parameters, else f32.
+    pub momentum: Option<B>,
+    /// f32.
+    pub master: Option<B>,
+}
+
+/// What a state holds.
+#[derive(Clone, Debug)]
+pub(crate) struct State<B> {
+    pub applied_steps: u64,
+    pub skipped_steps: u64,
+    /// In the order of the optimizer's tensors.
+    pub tensors: Vec<Buffers<B>>,
+}
+
+/// The format of a tensor's velocity.
+fn momentum_format(spec: &TensorSpec) -> Dtype {
+    if spec.dtype == DType::F64 { Dtype::F64 } else { Dtype::F32 }
+}
+
+/// The bytes of the file.
+pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec<u8>> {
+    let mut views = Vec::new();
+    for (spec, buffers) in specs.iter().zip(&state.tensors) {
+        let stored =
+            [("momentum", &buffers.momentum, momentum_format(spec)), ("master", &buffers.master, Dtype::F32)];
+        for (kind, bytes, dtype) in stored {
+            if let Some(bytes) = bytes {
+                let view = TensorView::new(dtype, vec![spec.len()?], bytes)
+                    .map_err(|e| Error::State(e.to_string()))?;
+                views.push((format!("{kind}.{}", spec.name), view));
+            }
+        }
+    }
+    let identities: Vec<Identity> = specs.iter().map(|spec| Identity::of(spec)).collect();
+    let metadata = HashMap::from([
+        ("format".to_string(), FORMAT.to_string()),
+        ("version".to_string(), VERSION.to_string()),
+        ("applied_steps".to_string(), state.applied_steps.to_string()),
+        ("skipped_steps".to_string(), state.skipped_steps.to_string()),
+        ("tensors".to_string(), serde_json::to_string(&identities).map_err(|e| Error::State(e.to_string()))?),
+    ]);
+    safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
+}
+
+/// Reads a file that [`write`] made for the same tensors.
+pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec]) -> Result<State<&'a [u8]>> {
+    let damaged = |e: safetensors::SafeTensorError| {
+        Error::State(format!("is not a whole safetensors file ({e}); save it again"))
+    };
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+    let stored = SafeTensors::deserialize(bytes).map_err(damaged)?;
+    let metadata = metadata.metadata().clone().unwrap_or_default();
+    let entry = |key: &str| {
+        metadata.get(key).ok_or_else(|| {
+            Error::State(format!("has no `{key}` in its metadata; it was not saved by this library"))
+        })
+    };
+    if entry("format")? != FORMAT {
+        return Err(Error::State(format!("has format `{}`, not `{FORMAT}`", entry("format")?)));
+    }
+    if entry("version")? != VERSION {
+        let found = entry("version")?;
+        return Err(Error::State(format!(
+            "has version {found}; this release reads version {VERSION}: load it with the release that saved it"
+        )));
+    }
+    let count = |key: &str| {
+        entry(key)?
+            .parse::<u64>()
+            .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
+    };
+    let (applied_steps, skipped_steps) = (count("applied_steps")?, count("skipped_steps")?);
+    let identities: Vec<Identity> = serde_json::from_str(entry("tensors")?)
+        .map_err(|e| Error::State(format!("`tensors` in its metadata is damaged: {e}")))?;
+    compare(&identities, specs)?;
+    let tensors = specs
+        .iter()
+        .map(|spec| {
+            let values = |kind: &str, dtype| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec);
+            Ok(Buffers {
+                momentum: values("momentum", momentum_format(spec))?,
+                master: values("master", Dtype::F32)?,
+            })
+        })
+        .collect::<Result<_>>()?;
+    Ok(State { applied_steps, skipped_steps, tensors })
+}
+
+/// Says which tensor of a saved state is not the optimizer's.
+fn compare(saved: &[Identity], specs: &[&TensorSpec]) -> Result<()> {
+    if saved.len() != specs.len() {
+        return Err(Error::State(format!(
+            "is for {} tensors, the optimizer has {}; make the optimizer for the same list",
+            saved.len(),
+            specs.len()
+        )));
+    }
+    for (index, (saved, spec)) in saved.iter().zip(specs).enumerate() {
+        let here = Identity::of(spec);
+        if *saved != here {
+            return Err(Error::State(format!(
+                "tensor {index} is `{}` {:?} {} in the state but `{}` {:?} {} in the optimizer",
+                saved.name, saved.shape, saved.dtype, here.name, here.shape, here.dtype
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a stored list of numbers, `None` where there is none.
+fn values<'a>(
+    stored: &SafeTensors<'a>,
+    name: &str,
+    dtype: Dtype,
+    spec: &TensorSpec,
+) -> Result<Option<&'a [u8]>> {
+    if !stored.names().contains(&name) {
+        return Ok(None);
+    }
+    let view = stored.tensor(name).map_err(|e| Error::State(e.to_string()))?;
+    let len = spec.len()?;
+    if view.dtype() != dtype || view.shape() != [len] {
+        return Err(Error::State(format!(
+            "`{name}` is {:?} {:?}, expected {dtype:?} [{len}]",
+            view.dtype(),
+            view.shape()
+        )));
+    }
+    Ok(Some(view.data()))
+}

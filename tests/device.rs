@@ -1,0 +1,758 @@
+//! The device backends against the CPU's, bit for bit: the kernels compiled for the CPU (feature `shim`) and CUDA where a
+//! device is present. `RFDESCENT_DEVICE_CASES` sets the number of random cases of each test, `RFDESCENT_DEVICE_SEED` runs the
+//! one case whose seed a failure printed, `RFDESCENT_REQUIRE_GPU=1` fails without a CUDA device.
+#![cfg(any(feature = "cuda", feature = "shim"))]
+
+mod common;
+mod device_support;
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::*;
+use device_support::*;
+use half::{bf16, f16};
+use rfdescent::covariance::{Family, Model, StepMode, StepRule};
+#[cfg(feature = "shim")]
+use rfdescent::device::ShimOptions;
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{
+    DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Optimizer, Options, Outcome, SkipReason,
+    SquaredNorm, StepInput, StepReport, TensorSpec,
+};
+use rfdescent::{DType, GradRef};
+
+const SIZES: [usize; 15] = [0, 1, 2, 31, 32, 33, 255, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 12_301];
+
+/// Runs `case` with many seeds on every executor.
+fn for_seeds(name: &str, cases: usize, case: impl Fn(&Executor, u64)) {
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.parse::<u64>().ok());
+    let first =
+        name.bytes().fold(1_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0193)) << 20;
+    let (first, count) = match number("RFDESCENT_DEVICE_SEED") {
+        Some(seed) => (seed, 1),
+        None => (first, number("RFDESCENT_DEVICE_CASES").unwrap_or(cases as u64)),
+    };
+    for executor in executors() {
+        println!("{name} on {}: {count} cases, seeds from {first}", executor.device.name());
+        for seed in first..first + count {
+            let run = std::panic::AssertUnwindSafe(|| case(&executor, seed));
+            if let Err(panic) = std::panic::catch_unwind(run) {
+                eprintln!("{name} failed: RFDESCENT_DEVICE_SEED={seed} on {}", executor.device.name());
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// A random list of tensors and options, and the optimizers of both kinds for it.
+struct Case {
+    random: Random,
+    model: Model,
+    options: Options,
+    specs: Vec<TensorSpec>,
+    grad_formats: Vec<DType>,
+    stream: Stream,
+}
+
+impl Case {
+    fn new(seed: u64, sizes: &[usize], tensors: usize) -> Self {
+        let mut random = Random(seed);
+        let families = [
+            Family::SquaredExponential,
+            Family::RationalQuadratic { beta: 0.7 },
+            Family::RationalQuadratic { beta: 3.0 },
+            Family::Matern32,
+            Family::Matern52,
+        ];
+        let model = model(random.pick(&families));
+        let kinds = [
+            Some((DType::F32, DType::F32)),
+            Some((DType::BF16, DType::BF16)),
+            Some((DType::F16, DType::F16)),
+            None,
+            None,
+        ];
+        let kind = random.pick(&kinds);
+        let groups = if random.one_in(2) { 1 } else { 3 };
+        let alike = random.one_in(2);
+        let momentum = random.pick(&[0.0, 0.9]);
+        let group = |random: &mut Random| Group {
+            length_scale_factor: random.pick(&[1.0, 0.5, 3.0]),
+            multiplier: random.pick(&[1.0, 0.1]),
+            momentum: if alike { momentum } else { random.pick(&[0.0, 0.5, 0.95]) },
+            weight_decay: random.pick(&[0.0, 0.0, 0.3, 1e9]),
+            norm_lock: random.one_in(5),
+        };
+        let options = Options {
+            rule: StepRule {
+                mode: random.pick(&[StepMode::Rfd, StepMode::Rfd, StepMode::ARfd, StepMode::ClippedARfd]),
+                conservatism: 0.0,
+            },
+            inv_batch_size: random.pick(&[0.0, 1.0, 1.0 / 128.0]),
+            multiplier: random.pick(&[1.0, 0.3]),
+            max_step_size: random.pick(&[None, None, Some(1e-3), Some(f64::INFINITY)]),
+            stochastic_rounding: if random.one_in(2) { Some(random.next()) } else { None },
+            master_weights: random.one_in(2),
+            groups: (0..groups).map(|_| group(&mut random)).collect(),
+        };
+        let specs: Vec<TensorSpec> = (0..tensors)
+            .map(|k| {
+                let param = kind.map_or_else(|| random.pick(&DTYPES), |kind| kind.0);
+                let mut spec = TensorSpec::new(format!("t{k}"), &[random.pick(sizes)], param);
+                spec.group = random.below(groups);
+                spec.counts_in_norm = !random.one_in(6);
+                spec.offset = random.pick(&[0, 0, 3, 8, (1 << 33) + 5]);
+                spec
+            })
+            .collect();
+        let grad_formats =
+            (0..tensors).map(|_| kind.map_or_else(|| random.pick(&DTYPES), |kind| kind.1)).collect();
+        let stream = random.pick(&[Stream::DEFAULT, Stream::LEGACY, Stream::PER_THREAD]);
+        Self { random, model, options, specs, grad_formats, stream }
+    }
+
+    fn lengths(&self) -> Vec<usize> {
+        self.specs.iter().map(|spec| spec.len().unwrap()).collect()
+    }
+
+    fn params(&mut self) -> Vec<Owned> {
+        let lengths = self.lengths();
+        let seed = self.random.next();
+        let tensors = self.specs.iter().zip(lengths).enumerate();
+        tensors.map(|(k, (spec, len))| Owned::from_f64(spec.dtype, &uniform(seed ^ k as u64, len))).collect()
+    }
+
+    /// Gradients of a random size, `None` where missing; sometimes with a bad element.
+    fn grads(&mut self) -> (Vec<Owned>, Vec<bool>) {
+        let seed = self.random.next();
+        let scale = self.random.pick(&[1.0, 1.0, 1.0, 1e-4, 1e3]);
+        let extreme = self.random.pick(&[1.0, 1.0, 1.0, 1e160, 1e-170, 1e306, 1e-308, 0.0]);
+        let mut grads: Vec<Owned> = self
+            .lengths()
+            .into_iter()
+            .enumerate()
+            .map(|(k, len)| {
+                let dtype = self.grad_formats[k];
+                let scale = if dtype == DType::F64 { scale * extreme } else { scale };
+                let values: Vec<f64> = uniform(seed ^ k as u64, len).iter().map(|x| x * scale).collect();
+                Owned::from_f64(dtype, &values)
+            })
+            .collect();
+        let any = self.random.one_in(3);
+        let present = grads.iter().map(|_| !(any && self.random.one_in(3))).collect();
+        if self.random.one_in(12) {
+            for grad in &mut grads {
+                *grad = Owned::from_f64(grad.dtype(), &vec![0.0; grad.bits().len()]);
+            }
+        }
+        if self.random.one_in(6) && !grads.is_empty() {
+            let k = self.random.below(grads.len());
+            let len = grads[k].bits().len();
+            if len > 0 {
+                let at = [0, len / 2, len - 1, self.random.below(len)][self.random.below(4)];
+                let mut values = grads[k].to_f64();
+                values[at] = self.random.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+                grads[k] = Owned::from_f64(grads[k].dtype(), &values);
+            }
+        }
+        (grads, present)
+    }
+
+    fn cpu(&self) -> Optimizer {
+        Optimizer::new(self.model.clone(), self.options.clone(), self.specs.clone()).unwrap()
+    }
+
+    fn device(&self, executor: &Executor) -> DeviceOptimizer {
+        DeviceOptimizer::new(self.model.clone(), self.options.clone(), self.specs.clone(), &executor.device)
+            .unwrap()
+    }
+}
+
+fn grad_refs<'a>(grads: &'a [Owned], present: &[bool]) -> Vec<GradRef<'a>> {
+    grads.iter().zip(present).map(|(g, &present)| if present { g.grad() } else { GradRef::Missing }).collect()
+}
+
+fn formats(grads: &[Owned], present: &[bool]) -> Vec<Option<DType>> {
+    grads.iter().zip(present).map(|(g, &present)| present.then(|| g.dtype())).collect()
+}
+
+/// Velocities and master weights of a saved state, by name.
+fn buffers(state: &[u8]) -> HashMap<String, Owned> {
+    let state = safetensors::SafeTensors::deserialize(state).unwrap();
+    let dtype = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
+        safetensors::Dtype::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    state.tensors().into_iter().map(|(name, view)| (name, from_bytes(dtype(&view), view.data()))).collect()
+}
+
+/// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from the start and
+/// fills master weights in the first step with a gradient, applied or not; the CPU makes both when a step is applied.
+fn assert_same_state(device: &[u8], cpu: &[u8], params: &[Owned]) {
+    let (device, cpu) = (buffers(device), buffers(cpu));
+    for name in device.keys().chain(cpu.keys()) {
+        match (device.get(name), cpu.get(name)) {
+            (Some(device), Some(cpu)) => assert_same(device, cpu, name),
+            (Some(one), None) | (None, Some(one)) => match name.strip_prefix("master.t") {
+                Some(k) => {
+                    let param = params[k.parse::<usize>().unwrap()].to_f64();
+                    assert_same(one, &Owned::from_f64(DType::F32, &param), name);
+                }
+                None => assert!(one.bits().iter().all(|&bits| bits == 0), "{name} is not at rest"),
+            },
+            (None, None) => {}
+        }
+    }
+}
+
+/// The same bits, but for those of NaN.
+fn assert_same(device: &Owned, cpu: &Owned, what: &str) {
+    for (i, (a, b)) in device.bits().into_iter().zip(cpu.bits()).enumerate() {
+        if a != b {
+            let (a, b) = (device.to_f64()[i], cpu.to_f64()[i]);
+            assert!(a.is_nan() && b.is_nan(), "{what}: element {i} is {a:e}, on the CPU {b:e}");
+        }
+    }
+    assert_eq!(device.bits().len(), cpu.bits().len(), "{what}");
+}
+
+fn assert_same_params(device: &[Owned], cpu: &[Owned], what: &str) {
+    for (k, (device, cpu)) in device.iter().zip(cpu).enumerate() {
+        assert_same(device, cpu, &format!("{what}: tensor {k}"));
+    }
+}
+
+/// Steps of one random case on a device and the CPU, by every form of launch.
+fn compare(executor: &Executor, case: &mut Case, steps: usize) {
+    let stream = case.stream;
+    let device = &executor.device;
+    let mut values = case.params();
+    let mut placed = Placed::new(device, &values, &mut case.random, stream);
+    let (mut on_cpu, mut on_device) = (case.cpu(), case.device(executor));
+    executor.set_schedule(case.random.next(), case.random.one_in(8));
+    let locked = case.options.groups.iter().any(|group| group.norm_lock);
+    for i in 0..steps {
+        let blocks = 1 + case.random.below(8) as u32;
+        on_device.set_max_blocks(NonZeroU32::new(blocks));
+        on_device.set_cooperative(!case.random.one_in(3));
+        let (grads, present) = case.grads();
+        let placed_grads = Placed::new(device, &grads, &mut case.random, stream);
+        let loss_dtype = case.random.pick(&DTYPES);
+        let loss = case.random.pick(&[2.0, 2.4, 2.5, 2.6, 0.1, -3.0, 1e30, f64::NAN, 2.3, 1.9]);
+        let loss = Owned::from_f64(loss_dtype, &[loss]).to_f64()[0];
+        let loss_buffer = scalar(device, loss_dtype, loss, stream);
+        let scale = case.random.pick(&[None, Some(1.0), Some(1024.0), Some(3.0)]);
+        let found_inf =
+            case.random.pick(&[None, None, Some(0.0), Some(0.0), Some(-0.0), Some(2.0), Some(f64::NAN)]);
+        let scale_buffer = scale.map(|scale| scalar(device, DType::F32, scale, stream));
+        let found_buffer = found_inf.map(|found| scalar(device, DType::F32, found, stream));
+        let input = DeviceInput {
+            loss: if case.random.one_in(2) {
+                DeviceLoss::Host(loss)
+            } else {
+                DeviceLoss::Address { address: loss_buffer.address(), dtype: loss_dtype }
+            },
+            grad_scale: scale_buffer.as_ref().map(|buffer| buffer.address()),
+            found_inf: found_buffer.as_ref().map(|buffer| buffer.address()),
+        };
+        let cpu_input =
+            StepInput { loss, grad_scale: scale.unwrap_or(1.0), found_inf: found_inf.unwrap_or(0.0) };
+        let tensors = step_tensors(&placed, &placed_grads, &formats(&grads, &present));
+        let refs = grad_refs(&grads, &present);
+        let split = !locked && case.random.one_in(5);
+        let report = if split {
+            let norm = on_cpu.local_squared_norm(&refs).unwrap();
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
+            let address = unsafe { on_device.local_squared_norm(&tensors, stream).unwrap() };
+            assert_same_norm(on_device.read_squared_norm(stream).unwrap(), norm);
+            // SAFETY: as above.
+            unsafe { on_device.step_with_norm(&tensors, address, &input, stream).unwrap() };
+            on_cpu.step_with_norm(&mut params(&mut values), &refs, norm, &cpu_input).unwrap()
+        } else {
+            // SAFETY: as above.
+            unsafe { on_device.step(&tensors, &input, stream).unwrap() };
+            on_cpu.step(&mut params(&mut values), &refs, &cpu_input).unwrap()
+        };
+        let what = format!("step {i}, {blocks} blocks, split {split}, {report:?}");
+        let status = on_device.wait_status(stream).unwrap().unwrap();
+        assert_eq!(report_bits(&status), report_bits(&report), "{what}");
+        assert_same_params(&placed.read(stream), &values, &what);
+        change_settings(case, &mut on_cpu, &mut on_device);
+        if case.random.one_in(4) {
+            let (from_cpu, from_device) =
+                (on_cpu.state_to_bytes().unwrap(), on_device.state_to_bytes(stream).unwrap());
+            assert_same_state(&from_device, &from_cpu, &values);
+            let options = on_cpu.options().clone();
+            on_cpu.load_state_from_bytes(&from_device).unwrap();
+            case.options = options;
+            on_device = case.device(executor);
+            on_device.load_state_from_bytes(&from_cpu, stream).unwrap();
+            assert!(on_device.status().unwrap().is_none());
+        }
+    }
+    let (from_cpu, from_device) =
+        (on_cpu.state_to_bytes().unwrap(), on_device.state_to_bytes(stream).unwrap());
+    assert_same_state(&from_device, &from_cpu, &values);
+}
+
+/// Sometimes changes what may change between steps, on both.
+fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut DeviceOptimizer) {
+    let stream = case.stream;
+    match case.random.below(8) {
+        0 => {
+            let multiplier = case.random.pick(&[0.0, 0.5, 2.0]);
+            on_cpu.set_multiplier(multiplier).unwrap();
+            on_device.set_multiplier(multiplier, stream).unwrap();
+        }
+        1 => {
+            let inv_batch_size = case.random.pick(&[0.0, 0.25]);
+            on_cpu.set_inv_batch_size(inv_batch_size).unwrap();
+            on_device.set_inv_batch_size(inv_batch_size, stream).unwrap();
+        }
+        2 => {
+            let index = case.random.below(case.options.groups.len());
+            // momentum goes on and off too; norm lock stays, as the split form may not have it
+            let group = Group {
+                length_scale_factor: case.random.pick(&[1.0, 2.0]),
+                multiplier: case.random.pick(&[1.0, 0.7]),
+                momentum: case.random.pick(&[0.0, 0.9]),
+                weight_decay: case.random.pick(&[0.0, 0.01]),
+                norm_lock: on_cpu.options().groups[index].norm_lock,
+            };
+            on_cpu.set_group(index, group).unwrap();
+            on_device.set_group(index, group, stream).unwrap();
+        }
+        _ => {}
+    }
+}
+
+fn assert_same_norm(found: SquaredNorm, expected: SquaredNorm) {
+    let bits = |norm: SquaredNorm| {
+        [norm.euclidean, norm.sigma].map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() })
+    };
+    assert_eq!(bits(found), bits(expected), "{found:?}, on the CPU {expected:?}");
+}
+
+#[test]
+fn random_lists_match_the_cpu() {
+    for_seeds("random_lists_match_the_cpu", 1500, |executor, seed| {
+        let tensors = 1 + Random(seed ^ 1).below(6);
+        compare(executor, &mut Case::new(seed, &SIZES, tensors), 3);
+    });
+}
+
+#[test]
+fn small_tensors_and_empty_lists_match_the_cpu() {
+    for_seeds("small_tensors_and_empty_lists_match_the_cpu", 3000, |executor, seed| {
+        let tensors = Random(seed ^ 1).below(8);
+        compare(executor, &mut Case::new(seed, &[0, 1, 2, 31, 32, 33, 100, 0], tensors), 4);
+    });
+}
+
+#[test]
+fn several_segments_match_the_cpu() {
+    for_seeds("several_segments_match_the_cpu", 12, |executor, seed| {
+        let sizes = [1_048_576, 1_048_577, 1_060_000, 2_200_000, 5, 300_001];
+        compare(executor, &mut Case::new(seed, &sizes, 2), 1);
+    });
+}
+
+#[test]
+fn more_tensors_than_fit_in_a_launch_match_the_cpu() {
+    for_seeds("more_tensors_than_fit_in_a_launch_match_the_cpu", 40, |executor, seed| {
+        let tensors = [447, 448, 449, 896, 897, 1500][Random(seed).below(6)];
+        compare(executor, &mut Case::new(seed, &[0, 1, 7, 33, 300, 4097], tensors), 3);
+    });
+}
+
+/// Exponentials and the quantile have other roundings on a device: the step size agrees within 1e-9, and with it the
+/// parameters but for rounding to their format.
+#[test]
+fn conservative_steps_match_within_1e_9() {
+    for_seeds("conservative_steps_match_within_1e_9", 600, |executor, seed| {
+        let mut case = Case::new(seed, &[1, 33, 1025, 4097], 3);
+        case.options.rule =
+            StepRule { mode: StepMode::Rfd, conservatism: case.random.pick(&[1e-6, 0.1, 0.5, 0.9, 0.999]) };
+        for group in &mut case.options.groups {
+            (group.norm_lock, group.momentum) = (false, 0.0);
+        }
+        let stream = case.stream;
+        let before = case.params();
+        let mut values = before.clone();
+        let mut placed = Placed::new(&executor.device, &values, &mut case.random, stream);
+        let grads: Vec<Owned> = {
+            let seed = case.random.next();
+            let scale = case.random.pick(&[1e-6, 1e-3, 1.0, 1e3]);
+            let tensors = case.lengths().into_iter().zip(&case.grad_formats).enumerate();
+            tensors
+                .map(|(k, (len, &dtype))| {
+                    let values: Vec<f64> = uniform(seed ^ k as u64, len).iter().map(|x| x * scale).collect();
+                    Owned::from_f64(dtype, &values)
+                })
+                .collect()
+        };
+        let present = vec![true; grads.len()];
+        let placed_grads = Placed::new(&executor.device, &grads, &mut case.random, stream);
+        let loss = case.random.pick(&[2.0, 2.49, 2.5, 2.6, 0.0]);
+        let (mut on_cpu, mut on_device) = (case.cpu(), case.device(executor));
+        executor.set_schedule(case.random.next(), false);
+        on_device.set_cooperative(case.random.one_in(2));
+        let tensors = step_tensors(&placed, &placed_grads, &formats(&grads, &present));
+        // SAFETY: all addresses are those of live buffers of the right sizes and formats.
+        unsafe { on_device.step(&tensors, &DeviceInput::new(DeviceLoss::Host(loss)), stream).unwrap() };
+        let report = on_cpu
+            .step(&mut params(&mut values), &grad_refs(&grads, &present), &StepInput::new(loss))
+            .unwrap();
+        let status = on_device.wait_status(stream).unwrap().unwrap();
+        assert_eq!(status.outcome, report.outcome);
+        if report.outcome != Outcome::Applied {
+            return;
+        }
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs());
+        assert!(close(status.step_size, report.step_size), "{status:?}, on the CPU {report:?}");
+        assert!(close(status.learning_rate, report.learning_rate), "{status:?}, on the CPU {report:?}");
+        assert_eq!(status.grad_norm.to_bits(), report.grad_norm.to_bits());
+        if case.options.stochastic_rounding.is_some() {
+            return;
+        }
+        for (k, device) in placed.read(stream).iter().enumerate() {
+            let spec = &case.specs[k];
+            let group = &case.options.groups[spec.group];
+            let rate = report.learning_rate
+                * group.multiplier
+                * group.length_scale_factor
+                * group.length_scale_factor;
+            let (device, cpu) = (device.to_f64(), values[k].to_f64());
+            let (before, grad) = (before[k].to_f64(), grads[k].to_f64());
+            for i in 0..cpu.len() {
+                // what moved differs by 1e-9; that can move scalars and result to the neighbouring number of their
+                // formats: twice for the scalars (f32 or wider), once for the result
+                let decayed = rate * group.weight_decay / group.length_scale_factor.powi(2) * before[i].abs();
+                let moved = decayed.min(before[i].abs()) + rate * grad[i].abs();
+                let tolerance = 2e-9 * moved
+                    + 4.0 * roundoff(DType::F32) * (moved + before[i].abs())
+                    + 2.0 * roundoff(spec.dtype) * cpu[i].abs()
+                    + smallest(spec.dtype);
+                let error = (device[i] - cpu[i]).abs();
+                assert!(error <= tolerance, "tensor {k} element {i}: {} {}", device[i], cpu[i]);
+            }
+        }
+    });
+}
+
+/// One list of f32 tensors, its gradients and an optimizer on an executor.
+struct Fixture {
+    placed: Placed,
+    grads: Placed,
+    tensors: Vec<DeviceTensor>,
+    values: Vec<Owned>,
+    gradients: Vec<Owned>,
+    on_cpu: Optimizer,
+    on_device: DeviceOptimizer,
+}
+
+const STREAM: Stream = Stream::PER_THREAD;
+
+impl Fixture {
+    fn new(executor: &Executor, lengths: &[usize], dtype: DType, options: Options) -> Self {
+        let mut random = Random(1);
+        let tensor = |seed: u64| {
+            let of = |(k, &len): (usize, &usize)| Owned::from_f64(dtype, &uniform(seed + k as u64, len));
+            lengths.iter().enumerate().map(of).collect::<Vec<_>>()
+        };
+        let (values, gradients) = (tensor(1), tensor(1000));
+        let placed = Placed::new(&executor.device, &values, &mut random, STREAM);
+        let grads = Placed::new(&executor.device, &gradients, &mut random, STREAM);
+        let tensors = step_tensors(&placed, &grads, &vec![Some(dtype); lengths.len()]);
+        let specs: Vec<TensorSpec> = lengths
+            .iter()
+            .enumerate()
+            .map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], dtype))
+            .collect();
+        let model = model(Family::Matern52);
+        let on_cpu = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
+        let on_device = DeviceOptimizer::new(model, options, specs, &executor.device).unwrap();
+        Self { placed, grads, tensors, values, gradients, on_cpu, on_device }
+    }
+
+    fn step_device(&mut self, loss: f64) -> rfdescent::Result<()> {
+        // SAFETY: the fixture's buffers live longer than the work: every test waits before it drops them.
+        unsafe { self.on_device.step(&self.tensors, &DeviceInput::new(DeviceLoss::Host(loss)), STREAM) }
+    }
+
+    fn step_cpu(&mut self, loss: f64) -> StepReport {
+        self.on_cpu
+            .step(&mut params(&mut self.values), &grads(&self.gradients), &StepInput::new(loss))
+            .unwrap()
+    }
+
+    fn assert_same(&mut self) {
+        assert_same_params(&self.placed.read(STREAM), &self.values, "fixture");
+    }
+}
+
+fn plain() -> Options {
+    Options::default()
+}
+
+#[cfg(feature = "shim")]
+fn masters() -> Options {
+    let group = Group { momentum: 0.9, ..Group::default() };
+    Options { master_weights: true, groups: vec![group], ..Options::default() }
+}
+
+#[test]
+fn steps_with_the_same_addresses_count_on() {
+    for executor in executors() {
+        let mut fixture = Fixture::new(&executor, &[5000, 0, 70], DType::F32, plain());
+        assert!(fixture.on_device.status().unwrap().is_none());
+        for i in 1..=50 {
+            fixture.step_device(2.0).unwrap();
+            fixture.step_cpu(2.0);
+            if i % 10 == 0 {
+                let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+                assert_eq!((report.applied_steps, report.skipped_steps), (i, 0));
+                fixture.assert_same();
+            }
+        }
+        fixture.step_device(f64::NAN).unwrap();
+        let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+        assert_eq!(report.outcome, Outcome::Skipped(SkipReason::NonFiniteLoss));
+        assert_eq!((report.applied_steps, report.skipped_steps), (50, 1));
+        fixture.assert_same();
+        drop(fixture.grads);
+    }
+}
+
+#[test]
+fn a_step_leaves_nothing_to_the_host_and_launches_once() {
+    #[cfg(feature = "shim")]
+    for executor in executors() {
+        let Some(shim) = &executor.shim else { continue };
+        let cases = [
+            (DType::F32, plain(), "rfd_step_f32"),
+            (DType::BF16, masters(), "rfd_step_bf16_master_momentum"),
+            (DType::F64, plain(), "rfd_step_generic"),
+        ];
+        for (dtype, options, kernel) in cases {
+            let mut fixture = Fixture::new(&executor, &[300, 5000], dtype, options);
+            fixture.step_device(2.0).unwrap();
+            shim.take_counts();
+            // the gradients of the two tensors change places: other addresses, same work
+            for _ in 0..3 {
+                fixture.step_device(2.0).unwrap();
+                let counts = shim.take_counts();
+                assert_eq!(counts.launches, [kernel]);
+                assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
+                for tensor in &mut fixture.tensors {
+                    tensor.grad += size_of(dtype) as u64;
+                }
+                fixture.tensors[1].grad = 0;
+            }
+        }
+        // separate launches, with the rescue only where f64 gradients are
+        let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
+        fixture.on_device.set_cooperative(false);
+        shim.take_counts();
+        fixture.step_device(2.0).unwrap();
+        let expected =
+            ["rfd_norm_generic", "rfd_rescue_max", "rfd_rescue_norm", "rfd_update_generic", "rfd_status"];
+        assert_eq!(shim.take_counts().launches, expected);
+        let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
+        shim.set_options(ShimOptions { refuses: true, ..ShimOptions::default() });
+        shim.take_counts();
+        fixture.step_device(2.0).unwrap();
+        assert_eq!(shim.take_counts().launches, ["rfd_norm_f32", "rfd_update_f32", "rfd_status"]);
+        assert!(!fixture.on_device.is_cooperative());
+        shim.set_options(ShimOptions { cooperative: false, ..ShimOptions::default() });
+        assert!(!Fixture::new(&executor, &[3], DType::F32, plain()).on_device.is_cooperative());
+        shim.set_options(ShimOptions { blocks: 0, ..ShimOptions::default() });
+        let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
+        shim.take_counts();
+        fixture.step_device(2.0).unwrap();
+        fixture.step_cpu(2.0);
+        fixture.assert_same();
+        assert_eq!(shim.take_counts().launches, ["rfd_norm_f32", "rfd_update_f32", "rfd_status"]);
+        shim.set_options(ShimOptions::default());
+    }
+}
+
+/// A captured step brings its own table along: neither eager steps nor other captures may change what it reads.
+#[test]
+fn long_lists_are_stored_once_for_eager_steps_and_by_every_captured_one() {
+    #[cfg(feature = "shim")]
+    for executor in executors() {
+        let Some(shim) = &executor.shim else { continue };
+        let mut fixture = Fixture::new(&executor, &[3; 1000], DType::F32, plain());
+        let capture = |capturing| shim.set_options(ShimOptions { capturing, ..ShimOptions::default() });
+        let launches = |fixture: &mut Fixture| {
+            shim.take_counts();
+            fixture.step_device(2.0).unwrap();
+            shim.take_counts().launches.iter().filter(|name| *name == "rfd_store_table").count()
+        };
+        assert_eq!([launches(&mut fixture), launches(&mut fixture)], [3, 0]);
+        capture(true);
+        assert_eq!([launches(&mut fixture), launches(&mut fixture)], [3, 3]);
+        capture(false);
+        assert_eq!(launches(&mut fixture), 0);
+        fixture.tensors[999].grad = 0;
+        assert_eq!([launches(&mut fixture), launches(&mut fixture)], [3, 0]);
+        let before = shim.take_counts().allocations;
+        drop(fixture);
+        assert!(shim.take_counts().allocations < before);
+    }
+}
+
+#[test]
+fn a_captured_first_step_with_master_weights_is_refused() {
+    #[cfg(feature = "shim")]
+    for executor in executors() {
+        let Some(shim) = &executor.shim else { continue };
+        let mut fixture = Fixture::new(&executor, &[300], DType::BF16, masters());
+        shim.set_options(ShimOptions { capturing: true, ..ShimOptions::default() });
+        let message = fixture.step_device(2.0).unwrap_err().to_string();
+        assert!(message.contains("init_master_weights"), "{message}");
+        shim.set_options(ShimOptions::default());
+        // SAFETY: the fixture's buffers live longer than the work.
+        unsafe { fixture.on_device.init_master_weights(&fixture.tensors, STREAM).unwrap() };
+        shim.set_options(ShimOptions { capturing: true, ..ShimOptions::default() });
+        fixture.step_device(2.0).unwrap();
+        fixture.step_cpu(2.0);
+        fixture.assert_same();
+        shim.set_options(ShimOptions::default());
+    }
+}
+
+/// A reader never sees a mixture of two steps, however often it looks: the loss says which step a block is of.
+#[test]
+fn a_status_read_meanwhile_is_of_one_step() {
+    for executor in executors() {
+        let mut fixture = Fixture::new(&executor, &[100], DType::F32, plain());
+        let reader = fixture.on_device.status_reader();
+        let done = AtomicBool::new(false);
+        let reads = std::thread::scope(|scope| {
+            let done = &done;
+            let reading = scope.spawn(move || {
+                let (mut last, mut seen) = (0, 0);
+                while !done.load(Ordering::Acquire) {
+                    if let Some(report) = reader.read().unwrap() {
+                        let count = report.applied_steps + report.skipped_steps;
+                        assert_eq!(report.loss, -(count as f64));
+                        assert!(count >= last, "{count} after {last}");
+                        seen += u32::from(count > last);
+                        last = count;
+                    }
+                }
+                seen
+            });
+            for i in 1..=3000 {
+                fixture.step_device(-f64::from(i)).unwrap();
+            }
+            fixture.on_device.wait_status(STREAM).unwrap();
+            done.store(true, Ordering::Release);
+            reading.join().unwrap()
+        });
+        assert!(reads > 1, "the reader saw {reads} steps");
+    }
+}
+
+#[test]
+fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
+    for executor in executors() {
+        let mut fixture = Fixture::new(&executor, &[8, 8], DType::F32, plain());
+        let good = fixture.tensors.clone();
+        let input = DeviceInput::new(DeviceLoss::Host(2.0));
+        let mut error = |tensors: &[DeviceTensor], input: &DeviceInput| {
+            // SAFETY: refused before anything is read.
+            unsafe { fixture.on_device.step(tensors, input, STREAM) }.unwrap_err().to_string()
+        };
+        let mut shared = good.clone();
+        shared[1].param = shared[0].param;
+        let message = error(&shared, &input);
+        assert!(message.contains("`t1`") && message.contains("`t0`"), "{message}");
+        let mut null = good.clone();
+        null[0].param = 0;
+        assert!(error(&null, &input).contains("`t0`"));
+        assert!(error(&good[..1], &input).contains("2 tensors"));
+        let loss = DeviceLoss::Address { address: 0, dtype: DType::F32 };
+        assert!(error(&good, &DeviceInput::new(loss)).contains("loss"));
+        let odd = DeviceInput { grad_scale: Some(good[0].param + 2), ..input };
+        assert!(error(&good, &odd).contains("grad_scale"));
+        let odd = DeviceInput { found_inf: Some(1), ..input };
+        assert!(error(&good, &odd).contains("found_inf"));
+        assert!(fixture.on_device.wait_status(STREAM).unwrap().is_none());
+        fixture.assert_same();
+
+        let own = std::sync::Arc::new(Own);
+        let model = Model::with_covariance(own, moments()).unwrap();
+        let message = DeviceOptimizer::new(model, plain(), vec![], &executor.device).unwrap_err().to_string();
+        assert!(message.contains("`Optimizer`"), "{message}");
+        let mut on_device = fixture.on_device;
+        assert!(on_device.set_multiplier(-1.0, STREAM).is_err());
+        assert!(on_device.set_group(1, Group::default(), STREAM).is_err());
+        assert_eq!(on_device.options(), &plain());
+    }
+}
+
+/// A covariance that no kernel knows.
+#[derive(Debug)]
+struct Own;
+
+impl rfdescent::covariance::Covariance for Own {
+    fn name(&self) -> String {
+        "own".into()
+    }
+    fn c(&self, h: f64) -> f64 {
+        (-h).exp()
+    }
+    fn dc(&self, h: f64) -> f64 {
+        -(-h).exp()
+    }
+    fn ddc(&self, h: f64) -> f64 {
+        (-h).exp()
+    }
+}
+
+/// Master weights are the parameters, exactly, for every bit pattern; and can be filled anew.
+#[test]
+fn master_weights_start_as_the_parameters() {
+    for executor in executors() {
+        for dtype in [DType::F16, DType::BF16] {
+            let all: Vec<u16> = (0..=u16::MAX).collect();
+            let values = match dtype {
+                DType::F16 => Owned::F16(all.iter().map(|&b| f16::from_bits(b)).collect()),
+                _ => Owned::BF16(all.iter().map(|&b| bf16::from_bits(b)).collect()),
+            };
+            let mut random = Random(3);
+            let placed = Placed::new(&executor.device, std::slice::from_ref(&values), &mut random, STREAM);
+            let options = Options { master_weights: true, ..plain() };
+            let specs = vec![TensorSpec::new("t0", &[all.len()], dtype)];
+            let mut optimizer =
+                DeviceOptimizer::new(model(Family::Matern32), options, specs, &executor.device).unwrap();
+            assert!(buffers(&optimizer.state_to_bytes(STREAM).unwrap()).is_empty());
+            let tensors = [DeviceTensor::without_grad(placed.address(0))];
+            // SAFETY: `placed` lives until the state has been read.
+            unsafe { optimizer.init_master_weights(&tensors, STREAM).unwrap() };
+            let state = buffers(&optimizer.state_to_bytes(STREAM).unwrap());
+            let master = state["master.t0"].to_f64();
+            for (master, value) in master.iter().zip(values.to_f64()) {
+                assert!(master.to_bits() == value.to_bits() || master.is_nan() && value.is_nan());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_choice_of_a_backend_says_why() {
+    let choice = rfdescent::device::Backend::auto();
+    let text = choice.to_string();
+    match choice.backend {
+        rfdescent::device::Backend::Cpu => assert!(text.starts_with("CPU: "), "{text}"),
+        rfdescent::device::Backend::Device(device) => assert!(text.contains(&device.name()), "{text}"),
+    }
+    println!("{text}");
+    #[cfg(feature = "cuda")]
+    println!("{}", rfdescent::cuda::report());
+}
