@@ -41,7 +41,7 @@ pub struct TrainArgs {
     /// S-RFD: correct each step for the noise of its mini-batch
     #[arg(long)]
     stochastic: bool,
-    /// Seed of everything random; one machine with one number of threads repeats a run exactly
+    /// Seed of everything random; a machine repeats a run exactly
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     /// Repeat with this many seeds, from --seed on, and report the means

@@ -40,16 +40,16 @@ fn model(network: &Network) -> Model {
 
 #[test]
 fn the_mlp_learns_the_generated_classes_and_a_linear_classifier_much_less() {
-    let data = synthetic::generate(0, 8000, 1000);
+    let data = synthetic::generate(0, 6000, 1000);
     let accuracy = |network: &Network| {
         let adam = Setting { method: "Adam", learning_rate: 1e-2 };
         let mut method = Baseline::new(adam, network).unwrap();
-        run(network, &data, &mut method, schedule(5, 200)).unwrap().epochs[4].accuracy
+        run(network, &data, &mut method, schedule(4, 200)).unwrap().epochs[3].accuracy
     };
     let mlp = accuracy(&Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap());
     let linear = accuracy(&Network::linear(DTYPE, 1).unwrap());
-    // Seen: 0.87 and 0.61. Chance is 0.1 ± 0.01; the deviation of an accuracy over 1000 images is at most 0.016.
-    assert!(mlp > 0.8 && linear < 0.7 && linear > 0.3, "mlp {mlp}, linear {linear}");
+    // Seen: 0.86 and 0.48. Chance is 0.1 ± 0.01; the deviation of an accuracy over 1000 images is at most 0.016.
+    assert!(mlp > 0.8 && linear < 0.6 && linear > 0.3, "mlp {mlp}, linear {linear}");
 }
 
 #[test]
