@@ -1,24 +1,20 @@
-//! Steps on tensors in a device's memory.
+//! Steps on tensors in the memory of a CUDA device.
 
 use std::ffi::c_void;
 
 use super::super::pointers::{Array, address};
-use super::super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result};
+use super::super::status::{Failure, Result};
 use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CUDA, dtype, rfd_step_input, rfd_tensor};
 use crate::Error;
-use crate::device::{Device, Stream};
+use crate::device::Stream;
 use crate::optimizer::{
     DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Options, StepReport, TensorSpec,
 };
 
-/// The kernels compiled for the CPU, whose addresses are the host's; for tests of this file.
-#[cfg(feature = "shim")]
-const RFD_DEVICE_SHIM: u32 = 0x5348_494d;
-
 pub(super) struct OnDevice {
     optimizer: DeviceOptimizer,
-    kind: u32,
+    /// The device's number.
     index: u32,
     /// Scratch for a step's tensors.
     tensors: Vec<DeviceTensor>,
@@ -28,33 +24,17 @@ pub(super) fn stream(stream: *mut c_void) -> Stream {
     Stream::from_raw(address(stream))
 }
 
-/// Opens a device.
-pub(super) fn open(kind: u32, index: u32) -> Result<Device> {
-    match kind {
-        #[cfg(feature = "cuda")]
-        RFD_DEVICE_CUDA => Ok(crate::cuda::device(index as usize)?),
-        #[cfg(not(feature = "cuda"))]
-        RFD_DEVICE_CUDA => Err(super::built_without_cuda()),
-        #[cfg(feature = "shim")]
-        RFD_DEVICE_SHIM => Ok(crate::device::Shim::new(crate::device::ShimOptions::default()).device()),
-        _ => Err(Failure::new(
-            RFD_ERROR_UNSUPPORTED,
-            format!("device_kind = {kind}: must be one of RFD_DEVICE_*; index {index}"),
-        )),
-    }
-}
-
 impl OnDevice {
-    pub fn new(optimizer: DeviceOptimizer, kind: u32, index: u32) -> Self {
-        Self { optimizer, kind, index, tensors: Vec::new() }
+    pub fn new(optimizer: DeviceOptimizer, index: u32) -> Self {
+        Self { optimizer, index, tensors: Vec::new() }
     }
 
     fn check(&self, spec: &TensorSpec, what: &str, tensor: &rfd_tensor) -> Result<()> {
         let wrong = |problem: String| Err(Failure::from(Error::tensor(&spec.name, problem)));
-        if (tensor.device_kind, tensor.device_index) != (self.kind, self.index) {
+        if (tensor.device_kind, tensor.device_index) != (RFD_DEVICE_CUDA, self.index) {
             return wrong(format!(
-                "its {what} is on device kind {}, index {}, but the optimizer works on kind {}, index {}",
-                tensor.device_kind, tensor.device_index, self.kind, self.index
+                "its {what} is on device kind {}, index {}, but the optimizer works on CUDA device {}",
+                tensor.device_kind, tensor.device_index, self.index
             ));
         }
         let len = spec.len()? as u64;

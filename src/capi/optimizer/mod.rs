@@ -1,7 +1,7 @@
 //! The handle of an optimizer.
 
 mod backend;
-#[cfg(any(feature = "cuda", feature = "shim"))]
+#[cfg(feature = "cuda")]
 mod device;
 mod host;
 mod structs;
@@ -20,9 +20,9 @@ use super::pointers::{Array, Out, OutStruct, destroy, lock, no_stream, path, rea
 use super::status::RFD_ERROR_UNSUPPORTED;
 use super::status::{Failure, Result, guard, rfd_status};
 use crate::Error;
-#[cfg(any(feature = "cuda", feature = "shim"))]
+#[cfg(feature = "cuda")]
 use crate::device::{Device, StatusReader};
-#[cfg(any(feature = "cuda", feature = "shim"))]
+#[cfg(feature = "cuda")]
 use crate::optimizer::DeviceOptimizer;
 use crate::optimizer::{Group, Optimizer, StepReport};
 
@@ -37,7 +37,7 @@ pub struct rfd_optimizer {
 /// Where the report of the last step is, beside the optimizer, so that it can be read while a step runs.
 enum Status {
     Host(Mutex<rfd_step_report>),
-    #[cfg(any(feature = "cuda", feature = "shim"))]
+    #[cfg(feature = "cuda")]
     Device(Device, StatusReader),
 }
 
@@ -48,10 +48,10 @@ impl rfd_optimizer {
         Self { backend: Mutex::new(backend), status }
     }
 
-    #[cfg(any(feature = "cuda", feature = "shim"))]
-    fn on_device(optimizer: DeviceOptimizer, kind: u32, index: u32) -> Self {
+    #[cfg(feature = "cuda")]
+    fn on_device(optimizer: DeviceOptimizer, index: u32) -> Self {
         let status = Status::Device(optimizer.device().clone(), optimizer.status_reader());
-        let backend: Box<dyn Backend> = Box::new(device::OnDevice::new(optimizer, kind, index));
+        let backend: Box<dyn Backend> = Box::new(device::OnDevice::new(optimizer, index));
         Self { backend: Mutex::new(backend), status }
     }
 
@@ -62,7 +62,7 @@ impl rfd_optimizer {
     fn record(&self, report: StepReport) {
         match &self.status {
             Status::Host(last) => *last.lock().unwrap_or_else(PoisonError::into_inner) = report.into(),
-            #[cfg(any(feature = "cuda", feature = "shim"))]
+            #[cfg(feature = "cuda")]
             Status::Device(..) => {}
         }
     }
@@ -70,7 +70,7 @@ impl rfd_optimizer {
     fn report(&self) -> Result<rfd_step_report> {
         match &self.status {
             Status::Host(last) => Ok(*last.lock().unwrap_or_else(PoisonError::into_inner)),
-            #[cfg(any(feature = "cuda", feature = "shim"))]
+            #[cfg(feature = "cuda")]
             Status::Device(_, reader) => Ok(reader.read()?.map_or(rfd_step_report::from_none(), Into::into)),
         }
     }
@@ -78,7 +78,7 @@ impl rfd_optimizer {
     fn wait(&self, stream: *mut c_void) -> Result<()> {
         match &self.status {
             Status::Host(_) => no_stream(stream),
-            #[cfg(any(feature = "cuda", feature = "shim"))]
+            #[cfg(feature = "cuda")]
             Status::Device(device, _) => Ok(device.synchronize(device::stream(stream))?),
         }
     }
@@ -89,15 +89,6 @@ impl rfd_step_report {
     fn from_none() -> Self {
         <Self as super::pointers::Versioned>::DEFAULT
     }
-}
-
-/// The error where CUDA is asked for but not there.
-#[cfg(not(feature = "cuda"))]
-fn built_without_cuda() -> Failure {
-    Failure::new(
-        RFD_ERROR_UNSUPPORTED,
-        "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
-    )
 }
 
 /// Makes an optimizer for `count` tensors, whose order every step follows.
@@ -142,15 +133,19 @@ pub unsafe extern "C" fn rfd_optimizer_create(
                 return Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"));
             }
             RFD_DEVICE_CPU => rfd_optimizer::on_host(Optimizer::new(model, converted, specs)?),
-            #[cfg(any(feature = "cuda", feature = "shim"))]
-            kind => {
-                let device = device::open(kind, options.device_index)?;
+            #[cfg(feature = "cuda")]
+            RFD_DEVICE_CUDA => {
+                let device = crate::cuda::device(options.device_index as usize)?;
                 let optimizer = DeviceOptimizer::new(model, converted, specs, &device)?;
-                rfd_optimizer::on_device(optimizer, kind, options.device_index)
+                rfd_optimizer::on_device(optimizer, options.device_index)
             }
-            #[cfg(not(any(feature = "cuda", feature = "shim")))]
-            RFD_DEVICE_CUDA => return Err(built_without_cuda()),
-            #[cfg(not(any(feature = "cuda", feature = "shim")))]
+            #[cfg(not(feature = "cuda"))]
+            RFD_DEVICE_CUDA => {
+                return Err(Failure::new(
+                    RFD_ERROR_UNSUPPORTED,
+                    "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
+                ));
+            }
             kind => return Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
         };
         out.set_handle(handle);
