@@ -18,7 +18,7 @@ extern "C" {
 #define NETWORK_TENSORS (3 * NETWORK_LAYERS) /* weight, scale and shift of each layer */
 
 typedef struct {
-    char name[16];
+    char name[32];
     uint64_t shape[2];
     uint32_t rank;
     size_t offset; /* of its first element among the parameters */
