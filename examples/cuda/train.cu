@@ -40,6 +40,8 @@ public:
     explicit device_array(std::size_t count) : count_(count) {
         cuda(cudaMalloc(&data_, count * sizeof(T)), "device memory");
         cuda(cudaMemset(data_, 0, count * sizeof(T)), "device memory");
+        // The streams of this program do not wait for the default one, where that was queued.
+        cuda(cudaDeviceSynchronize(), "device memory");
     }
     ~device_array() { cudaFree(data_); }
     device_array(device_array &&other) noexcept
