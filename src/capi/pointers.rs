@@ -287,11 +287,6 @@ impl<T: Versioned> Array<'_, T> {
     }
 }
 
-/// A stream or another address as a number.
-pub(super) fn address<T>(pointer: *const T) -> u64 {
-    pointer.expose_provenance() as u64
-}
-
 /// An error unless the stream is null, as on the CPU.
 pub(super) fn no_stream(stream: *mut c_void) -> Result<()> {
     if stream.is_null() {

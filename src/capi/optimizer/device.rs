@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::super::pointers::{Array, address};
+use super::super::pointers::Array;
 use super::super::status::{Failure, Result};
 use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CUDA, dtype, rfd_step_input, rfd_tensor};
@@ -18,6 +18,11 @@ pub(super) struct OnDevice {
     index: u32,
     /// Scratch for a step's tensors.
     tensors: Vec<DeviceTensor>,
+}
+
+/// An address as a number.
+fn address<T>(pointer: *const T) -> u64 {
+    pointer.expose_provenance() as u64
 }
 
 pub(super) fn stream(stream: *mut c_void) -> Stream {
@@ -70,12 +75,12 @@ impl OnDevice {
             }
             tensors.push(DeviceTensor::without_grad(address(param.data)));
         }
-        for (index, grad) in grads.iter().flat_map(Array::iter).enumerate() {
-            let grad = grad?;
-            if let Some(spec) = self.optimizer.specs().nth(index) {
+        if let Some(grads) = grads {
+            for ((spec, tensor), grad) in self.optimizer.specs().zip(&mut tensors).zip(grads.iter()) {
+                let grad = grad?;
                 self.check(spec, "gradient", &grad)?;
+                *tensor = DeviceTensor::new(tensor.param, address(grad.data), dtype(grad.dtype)?);
             }
-            tensors[index] = DeviceTensor::new(tensors[index].param, address(grad.data), dtype(grad.dtype)?);
         }
         self.tensors = tensors;
         Ok(())
@@ -153,7 +158,8 @@ impl Backend for OnDevice {
     unsafe fn init_master_weights(&mut self, params: Array<'_, rfd_tensor>, on: *mut c_void) -> Result<()> {
         self.addresses(params, None)?;
         // SAFETY: as in `step`.
-        Ok(unsafe { self.optimizer.init_master_weights(&self.tensors, stream(on))? })
+        unsafe { self.optimizer.init_master_weights(&self.tensors, stream(on))? };
+        Ok(())
     }
 
     fn state_to_bytes(&self, on: *mut c_void) -> Result<Vec<u8>> {
