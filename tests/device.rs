@@ -178,37 +178,49 @@ fn formats(grads: &[Owned], present: &[bool]) -> Vec<Option<DType>> {
     grads.iter().zip(present).map(|(g, &present)| present.then(|| g.dtype())).collect()
 }
 
-/// Velocities and master weights of a saved state, as bytes by name.
-fn buffers(state: &[u8]) -> HashMap<String, Vec<u8>> {
+/// Velocities and master weights of a saved state, by name.
+fn buffers(state: &[u8]) -> HashMap<String, Owned> {
     let state = safetensors::SafeTensors::deserialize(state).unwrap();
-    state.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
+    let dtype = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
+        safetensors::Dtype::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    state.tensors().into_iter().map(|(name, view)| (name, from_bytes(dtype(&view), view.data()))).collect()
 }
 
-/// Both states hold the same. A device has velocities from the start, at rest, and fills master weights in the first
-/// step with a gradient, applied or not; the CPU makes both when a step is applied.
+/// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from the start and
+/// fills master weights in the first step with a gradient, applied or not; the CPU makes both when a step is applied.
 fn assert_same_state(device: &[u8], cpu: &[u8], params: &[Owned]) {
     let (device, cpu) = (buffers(device), buffers(cpu));
-    for name in cpu.keys() {
-        assert!(device.get(name) == cpu.get(name), "{name} differs");
-    }
-    for (name, bytes) in device.iter().filter(|(name, _)| !cpu.contains_key(*name)) {
-        if let Some(k) = name.strip_prefix("master.t") {
-            let param: Vec<f32> =
-                params[k.parse::<usize>().unwrap()].to_f64().iter().map(|&x| x as f32).collect();
-            assert!(*bytes == device_support::bytes(&Owned::F32(param)), "{name} is not the parameter");
-        } else {
-            assert!(bytes.iter().all(|&byte| byte == 0), "{name} is not at rest");
+    for name in device.keys().chain(cpu.keys()) {
+        match (device.get(name), cpu.get(name)) {
+            (Some(device), Some(cpu)) => assert_same(device, cpu, name),
+            (Some(one), None) | (None, Some(one)) => match name.strip_prefix("master.t") {
+                Some(k) => {
+                    let param = params[k.parse::<usize>().unwrap()].to_f64();
+                    assert_same(one, &Owned::from_f64(DType::F32, &param), name);
+                }
+                None => assert!(one.bits().iter().all(|&bits| bits == 0), "{name} is not at rest"),
+            },
+            (None, None) => {}
         }
     }
+}
+
+/// The same bits, but for those of NaN.
+fn assert_same(device: &Owned, cpu: &Owned, what: &str) {
+    for (i, (a, b)) in device.bits().into_iter().zip(cpu.bits()).enumerate() {
+        if a != b {
+            let (a, b) = (device.to_f64()[i], cpu.to_f64()[i]);
+            assert!(a.is_nan() && b.is_nan(), "{what}: element {i} is {a:e}, on the CPU {b:e}");
+        }
+    }
+    assert_eq!(device.bits().len(), cpu.bits().len(), "{what}");
 }
 
 fn assert_same_params(device: &[Owned], cpu: &[Owned], what: &str) {
     for (k, (device, cpu)) in device.iter().zip(cpu).enumerate() {
-        let different = device.bits().iter().zip(cpu.bits()).position(|(a, b)| *a != b);
-        if let Some(i) = different {
-            let (d, c) = (device.to_f64()[i], cpu.to_f64()[i]);
-            assert!(d.is_nan() && c.is_nan(), "{what}: tensor {k} element {i}: {d:e}, on the CPU {c:e}");
-        }
+        assert_same(device, cpu, &format!("{what}: tensor {k}"));
     }
 }
 
@@ -723,7 +735,7 @@ fn master_weights_start_as_the_parameters() {
             // SAFETY: `placed` lives until the state has been read.
             unsafe { optimizer.init_master_weights(&tensors, STREAM).unwrap() };
             let state = buffers(&optimizer.state_to_bytes(STREAM).unwrap());
-            let master = from_bytes(DType::F32, &state["master.t0"]).to_f64();
+            let master = state["master.t0"].to_f64();
             for (master, value) in master.iter().zip(values.to_f64()) {
                 assert!(master.to_bits() == value.to_bits() || master.is_nan() && value.is_nan());
             }

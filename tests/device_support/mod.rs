@@ -14,7 +14,6 @@ pub struct Executor {
     pub device: Device,
     #[cfg(feature = "shim")]
     pub shim: Option<Shim>,
-    pub cuda: bool,
 }
 
 /// The shim where it is compiled in, and CUDA where a device is present.
@@ -23,7 +22,7 @@ pub fn executors() -> Vec<Executor> {
     #[cfg(feature = "shim")]
     {
         let shim = Shim::new(ShimOptions::default());
-        executors.push(Executor { device: shim.device(), shim: Some(shim), cuda: false });
+        executors.push(Executor { device: shim.device(), shim: Some(shim) });
     }
     executors.extend(cuda());
     executors
@@ -40,7 +39,6 @@ pub fn cuda() -> Option<Executor> {
                     device: device.clone(),
                     #[cfg(feature = "shim")]
                     shim: None,
-                    cuda: true,
                 });
             }
             Err(problem) if std::env::var("RFDESCENT_REQUIRE_GPU").is_ok_and(|value| value == "1") => {
