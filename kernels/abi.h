@@ -98,8 +98,11 @@ typedef struct RfdModel {
 } RfdModel;
 
 // What the last step did; on the device, with a copy in pinned host memory.
+//
+// Reading it while a step may be writing: the writer begins with the two counts and ends with the sequence, which is their
+// sum. So read the sequence first and the counts last; all in between belongs to one step if the sum still holds.
 typedef struct RfdStatus {
-    uint64_t sequence;  // steps seen, applied or skipped; written last, so that a reader sees whole blocks
+    uint64_t sequence;  // steps seen: applied + skipped
     uint64_t applied;
     uint64_t skipped;
     double loss;
@@ -134,7 +137,8 @@ typedef struct RfdStep {
     uint64_t loss;           // address of the loss, 0 when loss_value holds it
     uint64_t grad_scale;     // address of the gradient scale (f32), 0 for none
     uint64_t found_inf;      // address of found_inf (f32), 0 for none
-    uint64_t given_norm;     // address of an RfdSquaredNorm: the second half of the split form; 0 otherwise
+    uint64_t given_norm;     // address of an RfdSquaredNorm in the split form: rfd_total writes it, rfd_update_* and
+                             // rfd_status read it; 0 otherwise
     uint64_t chunk_sums;     // addresses of workspace: double[chunks * sums]
     uint64_t segment_sums;   // double[segments * sums]
     uint64_t tensor_sums;    // double[tensor_count * sums]

@@ -19,14 +19,15 @@ struct Either<false, A, B> {
     using Type = B;
 };
 
-template <class I>
+template <bool GENERIC>
 struct DecisionScratch {
     double euclidean[RFD_WARPS];
     double sigma[RFD_WARPS];
     Decision decision;
     Forces forces;
     double scaled_sigma;  // Σ-norm of the gradients as given
-    typename Either<I::GENERIC, SearchScratch, NoSearch>::Type search;
+    bool valid;           // the settings
+    typename Either<GENERIC, SearchScratch, NoSearch>::Type search;
 };
 
 // ‖g‖² and Σ f²‖g_k‖² of the gradients as given, times 4^−exponent.
@@ -93,9 +94,22 @@ __device__ __forceinline__ bool settings_are_valid(const Launch& launch)
     return __syncthreads_and(valid) != 0;
 }
 
+// Reads all that a step depends on beside tensors. Called before the sums are there, to have the waiting over by then.
+template <bool GENERIC>
+RFD_SHARED_CODE void inspect(const Launch launch, DecisionScratch<GENERIC>& scratch)
+{
+    const bool valid = settings_are_valid(launch);
+    if (threadIdx.x == 0) {
+        scratch.valid = valid;
+        scratch.decision = Decision{};
+        scratch.decision.loss = loss_of(launch.step);
+        scratch.decision.reason = found_inf(launch.step) ? RFD_REASON_FOUND_INF : RFD_REASON_APPLIED;
+    }
+}
+
 // Folds the sums of all tensors; the result is in thread 0.
-template <class I>
-__device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionScratch<I>& scratch, int exponent)
+template <bool GENERIC>
+__device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionScratch<GENERIC>& scratch, int exponent)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double euclidean = 0.0, sigma = 0.0;
@@ -122,9 +136,8 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
 }
 
 // The norms and whether there can be a step. By thread 0.
-template <class I>
-__device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<I>& scratch, const Totals& totals,
-                                        bool valid)
+template <bool GENERIC>
+__device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<GENERIC>& scratch, const Totals& totals)
 {
     const double grad_scale = grad_scale_of(launch.step), unit = power_of_two(totals.exponent);
     Decision& decision = scratch.decision;
@@ -133,7 +146,7 @@ __device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<I>
     decision.sigma_norm = scratch.scaled_sigma / grad_scale;
     if (!totals.finite) {
         decision.reason = RFD_REASON_NON_FINITE_GRADIENT;
-    } else if (!valid) {
+    } else if (!scratch.valid) {
         decision.reason = RFD_REASON_INVALID_OPTION;
     } else if (!is_finite(decision.loss)) {
         decision.reason = RFD_REASON_NON_FINITE_LOSS;
@@ -150,8 +163,8 @@ __device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<I>
 }
 
 // The rates that follow from a step of u length scales. By thread 0.
-template <class I>
-__device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<I>& scratch, double u)
+template <bool GENERIC>
+__device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<GENERIC>& scratch, double u)
 {
     const RfdSettings& settings = settings_of(launch.step);
     Decision& decision = scratch.decision;
@@ -168,36 +181,30 @@ __device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<I
     decision.unscale = 1.0 / grad_scale_of(launch.step);
 }
 
-// Leaves the decision in shared memory. `exponent` is that of the tensors' sums, after a rescue.
-template <class I>
-__device__ __forceinline__ void decide(const Launch& launch, DecisionScratch<I>& scratch, int exponent)
+// After inspect; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after a rescue.
+template <bool GENERIC>
+RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<GENERIC>& scratch, int exponent)
 {
     const RfdStep& step = launch.step;
     const RfdModel& model = step.model;
     Decision& decision = scratch.decision;
-    if (threadIdx.x == 0) {
-        decision = Decision{};
-        decision.loss = loss_of(step);
-        decision.reason = found_inf(step) ? RFD_REASON_FOUND_INF : RFD_REASON_APPLIED;
-    }
     __syncthreads();
     if (decision.reason == RFD_REASON_FOUND_INF) {
         return;
     }
-    const bool valid = settings_are_valid(launch);
     Totals totals;
     if (step.given_norm != 0) {
         const RfdSquaredNorm& given = *reinterpret_cast<const RfdSquaredNorm*>(step.given_norm);
         totals = {given.euclidean, given.sigma, 0, true};
     } else {
-        totals = total_squares<I>(launch, scratch, exponent);
+        totals = total_squares<GENERIC>(launch, scratch, exponent);
     }
     if (threadIdx.x == 0) {
-        observe<I>(launch, scratch, totals, valid);
+        observe<GENERIC>(launch, scratch, totals);
     }
     double u = 0.0;
-    const bool cautious = I::GENERIC && model.quantile > 0.0;
-    if constexpr (I::GENERIC) {
+    const bool cautious = GENERIC && model.quantile > 0.0;
+    if constexpr (GENERIC) {
         __syncthreads();
         if (cautious && decision.reason == RFD_REASON_APPLIED) {
             const Objective objective(model, scratch.forces, settings_of(step).inv_batch_size);
@@ -210,46 +217,36 @@ __device__ __forceinline__ void decide(const Launch& launch, DecisionScratch<I>&
         if (!cautious) {
             u = at_mean ? model.plateau : step_of_mode(model, scratch.forces);
         }
-        conclude<I>(launch, scratch, u);
+        conclude<GENERIC>(launch, scratch, u);
     }
     __syncthreads();
 }
 
-// The counts go first and the sequence last: see RfdStatus on how to read.
-__device__ __forceinline__ void publish(uint64_t address, const RfdStatus& status)
+// Counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on how to read
+// them). By one thread of the launch, when no block needs the old counts any more.
+RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& decision)
 {
-    volatile RfdStatus* to = reinterpret_cast<volatile RfdStatus*>(address);
-    to->applied = status.applied;
-    to->skipped = status.skipped;
+    volatile RfdStatus* status = reinterpret_cast<volatile RfdStatus*>(step.status);
+    volatile RfdStatus* mirror = step.mirror != 0 ? reinterpret_cast<volatile RfdStatus*>(step.mirror) : status;
+    const uint64_t counts = decision.reason == RFD_REASON_APPLIED ? 1 : 0;
+    const uint64_t applied = status->applied + counts, skipped = status->skipped + (1 - counts);
+    volatile RfdStatus* copies[] = {status, mirror};
+    for (volatile RfdStatus* copy : copies) {
+        copy->applied = applied;
+        copy->skipped = skipped;
+    }
     __threadfence_system();
-    to->loss = status.loss;
-    to->grad_norm = status.grad_norm;
-    to->sigma_norm = status.sigma_norm;
-    to->theta = status.theta;
-    to->step_size = status.step_size;
-    to->learning_rate = status.learning_rate;
-    to->reason = status.reason;
+    for (volatile RfdStatus* copy : copies) {
+        copy->loss = decision.loss;
+        copy->grad_norm = decision.grad_norm;
+        copy->sigma_norm = decision.sigma_norm;
+        copy->theta = decision.theta;
+        copy->step_size = decision.step_size;
+        copy->learning_rate = decision.learning_rate;
+        copy->reason = decision.reason;
+    }
     __threadfence_system();
-    to->sequence = status.sequence;
-}
-
-// Counts the step. By one thread of the launch, when no block needs the old counts any more.
-__device__ __forceinline__ void write_status(const RfdStep& step, const Decision& decision)
-{
-    RfdStatus status = *reinterpret_cast<const RfdStatus*>(step.status);
-    const bool applied = decision.reason == RFD_REASON_APPLIED;
-    status.applied += applied ? 1 : 0;
-    status.skipped += applied ? 0 : 1;
-    status.sequence = status.applied + status.skipped;
-    status.loss = decision.loss;
-    status.grad_norm = decision.grad_norm;
-    status.sigma_norm = decision.sigma_norm;
-    status.theta = decision.theta;
-    status.step_size = decision.step_size;
-    status.learning_rate = decision.learning_rate;
-    status.reason = decision.reason;
-    publish(step.status, status);
-    if (step.mirror != 0) {
-        publish(step.mirror, status);
+    for (volatile RfdStatus* copy : copies) {
+        copy->sequence = applied + skipped;
     }
 }

@@ -1,13 +1,13 @@
 // The instances of the kernels: lean ones for lists whose tensors are all alike, a generic one for everything else.
 #pragma once
 
-#include "abi.h"
+#include "platform.cuh"
 
 // GENERIC: formats, momentum and master weights differ from tensor to tensor; and only here norm lock, f64 and
 // conservative steps.
 //
 // WIDTH: neighbouring elements that a thread updates at a time. 4, that is 16 bytes of f32, so that the threads of a warp
-// touch neighbouring addresses; 8 without f32 in memory, which is 16 bytes of a half format and one call of Philox.
+// touch neighbouring addresses; 8 where nothing is f32 in memory, which is 16 bytes of bf16 and one call of Philox.
 //
 // ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored, to have more loads in
 // flight; limited by the registers.
@@ -21,17 +21,18 @@ struct InstanceF32 {
 
 struct InstanceF32Momentum : InstanceF32 {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_BF16, GRAD = RFD_DTYPE_BF16;
     static constexpr bool MASTER = true;
+    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 struct InstanceBf16MasterMomentum : InstanceBf16Master {
     static constexpr bool MOMENTUM = true;
-    static constexpr int ROWS_AT_ONCE = 2;
+    static constexpr int ROWS_AT_ONCE = 1;
 };
 
 struct InstanceBf16 : InstanceBf16Master {
@@ -42,13 +43,14 @@ struct InstanceBf16 : InstanceBf16Master {
 struct InstanceF16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F16, GRAD = RFD_DTYPE_F16;
     static constexpr bool MASTER = true;
+    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 // PARAM and GRAD are not used. Half as many blocks: double precision and the search of conservative steps take registers.
 struct InstanceGeneric {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr bool GENERIC = true, MASTER = true, MOMENTUM = true;
-    static constexpr int WIDTH = 8, ROWS_AT_ONCE = 1, BLOCKS = 2;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 1, BLOCKS = 2;
 };
 
 #define RFD_INSTANCES(X)                                  \
@@ -60,6 +62,8 @@ struct InstanceGeneric {
     X(f16_master, InstanceF16Master)                      \
     X(generic, InstanceGeneric)
 
-// Sums that the norm pass forms of each chunk.
-template <class I>
-constexpr int sums_of = I::GENERIC ? 4 : 1;
+// Sums that the norm pass forms of each chunk, at most.
+__device__ constexpr int sums_of(bool generic)
+{
+    return generic ? 4 : 1;
+}

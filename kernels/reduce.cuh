@@ -8,10 +8,10 @@
 // some load while others add.
 #define RFD_BATCH 32
 
-template <class I>
+template <bool GENERIC>
 struct NormScratch {
     // Two, so that a batch may begin while the one before is being joined.
-    double warp_sums[2][RFD_BATCH][sums_of<I>][RFD_WARPS];
+    double warp_sums[2][RFD_BATCH][sums_of(GENERIC)][RFD_WARPS];
     uint32_t tensor[2][RFD_BATCH];
 };
 
@@ -52,24 +52,24 @@ __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uin
     return last;
 }
 
-template <class I>
+template <bool GENERIC>
 __device__ __forceinline__ int sums_of_tensor(const RfdTensor& tensor)
 {
-    return I::GENERIC && tensor.flags & RFD_TENSOR_LOCK ? 4 : 1;
+    return GENERIC && tensor.flags & RFD_TENSOR_LOCK ? 4 : 1;
 }
 
 // Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any scale.
-template <class I>
+template <bool GENERIC>
 __device__ __forceinline__ double scaled_squares(double sum, const RfdTensor& tensor, double scale)
 {
-    if (!I::GENERIC || scale == 1.0 || grad_format(tensor) == RFD_DTYPE_F64 || sum == 0.0) {
+    if (!GENERIC || scale == 1.0 || grad_format(tensor) == RFD_DTYPE_F64 || sum == 0.0) {
         return sum;
     }
     return sum * scale * scale;
 }
 
 // Folds one segment of a tensor, and the tensor if that was its last one. By one warp.
-template <class I>
+template <bool GENERIC>
 __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t index, uint32_t segment)
 {
     const RfdStep& step = launch.step;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
     const uint64_t before = static_cast<uint64_t>(segment) * RFD_CHUNKS_PER_SEGMENT;
     const uint64_t left = chunks - before;
     const uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
-    const int sums = sums_of_tensor<I>(tensor);
+    const int sums = sums_of_tensor<GENERIC>(tensor);
     for (int n = 0; n < sums; ++n) {
         const double sum = fold_by_warp(chunk_sums(step, n) + tensor.first_chunk + before, terms);
         if (threadIdx.x == 0) {
@@ -104,9 +104,8 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
 }
 
 // Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
-template <class I>
-__device__ __forceinline__ void settle(const Launch& launch, const NormScratch<I>& scratch, const Batch& batch,
-                                       double scale)
+template <bool GENERIC>
+RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scratch, const Batch batch, double scale)
 {
     const RfdStep& step = launch.step;
     const uint32_t lane = threadIdx.x;
@@ -120,11 +119,11 @@ __device__ __forceinline__ void settle(const Launch& launch, const NormScratch<I
         // A tensor of one chunk is folded when that is summed; adding 0 is what the folds would do.
         const bool whole = launch.chunks_of(index) == 1;
         const uint64_t place = whole ? index : chunk;
-        for (int n = 0; n < sums_of_tensor<I>(tensor); ++n) {
+        for (int n = 0; n < sums_of_tensor<GENERIC>(tensor); ++n) {
             double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
-            sum = n == RFD_SUM_SQUARES ? scaled_squares<I>(sum, tensor, scale) : sum;
+            sum = n == RFD_SUM_SQUARES ? scaled_squares<GENERIC>(sum, tensor, scale) : sum;
             // d is minus the new velocity.
-            const bool negative = n == RFD_SUM_PRODUCT && has_velocity<I>(launch.groups[tensor.group].momentum);
+            const bool negative = n == RFD_SUM_PRODUCT && launch.groups[tensor.group].momentum > 0.0;
             (whole ? tensor_sums(step, n) : chunk_sums(step, n))[place] = (negative ? -sum : sum) + 0.0;
         }
         segment = static_cast<uint32_t>((chunk - tensor.first_chunk) / RFD_CHUNKS_PER_SEGMENT);
@@ -149,16 +148,17 @@ __device__ __forceinline__ void settle(const Launch& launch, const NormScratch<I
     while (pending != 0) {
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
-        fold_segment<I>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
+        fold_segment<GENERIC>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
                         __shfl_sync(RFD_FULL_WARP, segment, source));
     }
 }
 
 // Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what the rescue of f64 asks for.
 template <class I>
-__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I>& scratch, Cursor& cursor, double scale)
+__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::GENERIC>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.begin);
     const uint32_t warp = threadIdx.x / 32;
     Batch batch{range.begin, 0, 0};
     for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
@@ -167,10 +167,10 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I>& 
         for (uint32_t i = 0; i < batch.count; ++i) {
             const uint64_t chunk = batch.first + i;
             cursor.seek(launch, chunk);
-            double sums[sums_of<I>];
+            double sums[sums_of(I::GENERIC)];
             const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale);
 #pragma unroll
-            for (int n = 0; n < sums_of<I>; ++n) {
+            for (int n = 0; n < sums_of(I::GENERIC); ++n) {
                 if (n < count) {
                     const double sum = warp_tree(sums[n]);
                     if (threadIdx.x % 32 == 0) {
@@ -184,7 +184,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I>& 
         }
         __syncthreads();
         if (warp == 0) {
-            settle<I>(launch, scratch, batch, scale);
+            settle<I::GENERIC>(launch, scratch, batch, scale);
         }
     }
 }

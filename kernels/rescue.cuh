@@ -8,8 +8,7 @@
 #define RFD_TINY_EXPONENT (-900)
 
 // Whether squares overflowed or underflowed; the answer is the same in every thread of every block.
-template <class I>
-__device__ __forceinline__ bool needs_rescue(const Launch& launch, DecisionScratch<I>& scratch)
+RFD_SHARED_CODE inline bool needs_rescue(const Launch launch, DecisionScratch<true>& scratch)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double total = 0.0;
@@ -28,9 +27,10 @@ __device__ __forceinline__ bool needs_rescue(const Launch& launch, DecisionScrat
 }
 
 // The largest |g| of this block's f64 gradients goes into the launch's.
-__device__ __forceinline__ void find_largest(const Launch& launch, Cursor& cursor)
+RFD_SHARED_CODE inline void find_largest(const Launch launch)
 {
     const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.begin);
     double largest = 0.0;
     for (uint64_t index = range.begin; index < range.end; ++index) {
         cursor.seek(launch, index);
@@ -77,24 +77,18 @@ __device__ __forceinline__ int rescue_exponent(double largest)
     return exponent > 1022 ? 1022 : exponent < -1022 ? -1022 : exponent;
 }
 
-// Within one cooperative launch; the exponent of the sums it leaves.
-template <class I>
-__device__ __forceinline__ int rescue(const Launch& launch, NormScratch<I>& norms, DecisionScratch<I>& scratch,
-                                      Cursor& cursor)
+// Within one cooperative launch; the exponent of the sums that are needed, 0 when those that are there will do.
+__device__ __forceinline__ int find_exponent(const Launch& launch, DecisionScratch<true>& scratch)
 {
-    if (!needs_rescue<I>(launch, scratch)) {
+    if (!needs_rescue(launch, scratch)) {
         return 0;
     }
-    find_largest(launch, cursor);
+    find_largest(launch);
     grid_barrier();
     const int exponent = rescue_exponent(read_largest(launch.step));
     grid_barrier();
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         forget_largest(launch.step);
-    }
-    if (exponent != 0) {
-        norm_pass<I>(launch, norms, cursor, power_of_two(-exponent));
-        grid_barrier();
     }
     return exponent;
 }

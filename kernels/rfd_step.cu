@@ -9,10 +9,10 @@
 #include "rescue.cuh"
 #include "update.cuh"
 
-template <class I>
+template <bool GENERIC>
 struct Scratch {
-    NormScratch<I> norms;
-    DecisionScratch<I> decision;
+    NormScratch<GENERIC> norms;
+    DecisionScratch<GENERIC> decision;
 };
 
 __device__ __forceinline__ uint64_t applied_steps(const RfdStep& step)
@@ -23,38 +23,40 @@ __device__ __forceinline__ uint64_t applied_steps(const RfdStep& step)
 template <class I>
 __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
 {
-    Scratch<I>& scratch = block_shared<Scratch<I>>();
+    auto& scratch = block_shared<Scratch<I::GENERIC>>();
     const Launch launch(step, table);
-    Cursor cursor(launch, chunks_of_block(step.chunks).begin);
     // Before the barrier, behind which the first block counts this step.
     const uint64_t applied = applied_steps(step);
-    const bool skipped = found_inf(step);
-    if (!skipped) {
-        norm_pass<I>(launch, scratch.norms, cursor, 1.0);
-    }
-    grid_barrier();
+    inspect<I::GENERIC>(launch, scratch.decision);
     int exponent = 0;
-    if constexpr (I::GENERIC) {
-        exponent = skipped ? 0 : rescue<I>(launch, scratch.norms, scratch.decision, cursor);
+    // A second time only where squares of f64 gradients overflow or underflow.
+    for (bool again = !found_inf(step); again;) {
+        norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
+        grid_barrier();
+        again = false;
+        if constexpr (I::GENERIC) {
+            if (exponent == 0) {
+                exponent = find_exponent(launch, scratch.decision);
+                again = exponent != 0;
+            }
+        }
     }
-    decide<I>(launch, scratch.decision, exponent);
+    decide<I::GENERIC>(launch, scratch.decision, exponent);
     const Decision& decision = scratch.decision.decision;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         write_status(step, decision);
     }
     if (decision.reason == RFD_REASON_APPLIED) {
-        update_pass<I>(launch, decision, cursor, applied);
+        update_pass<I>(launch, decision, applied);
     }
 }
 
 template <class I>
 __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable& table)
 {
-    Scratch<I>& scratch = block_shared<Scratch<I>>();
-    const Launch launch(step, table);
+    auto& scratch = block_shared<NormScratch<I::GENERIC>>();
     if (!found_inf(step)) {
-        Cursor cursor(launch, chunks_of_block(step.chunks).begin);
-        norm_pass<I>(launch, scratch.norms, cursor, 1.0);
+        norm_pass<I>(Launch(step, table), scratch, 1.0);
     }
 }
 
@@ -62,13 +64,12 @@ __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable&
 template <class I>
 __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTable& table)
 {
-    Scratch<I>& scratch = block_shared<Scratch<I>>();
+    auto& scratch = block_shared<DecisionScratch<I::GENERIC>>();
     const Launch launch(step, table);
-    decide<I>(launch, scratch.decision, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
-    const Decision& decision = scratch.decision.decision;
-    if (decision.reason == RFD_REASON_APPLIED) {
-        Cursor cursor(launch, chunks_of_block(step.chunks).begin);
-        update_pass<I>(launch, decision, cursor, applied_steps(step));
+    inspect<I::GENERIC>(launch, scratch);
+    decide<I::GENERIC>(launch, scratch, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
+    if (scratch.decision.reason == RFD_REASON_APPLIED) {
+        update_pass<I>(launch, scratch.decision, applied_steps(step));
     }
 }
 
@@ -86,34 +87,32 @@ RFD_INSTANCES(RFD_DEFINE_INSTANCE)
 // After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
 RFD_KERNEL(rfd_rescue_max, InstanceGeneric::BLOCKS)
 {
-    Scratch<InstanceGeneric>& scratch = block_shared<Scratch<InstanceGeneric>>();
+    auto& scratch = block_shared<DecisionScratch<true>>();
     const Launch launch(step, table);
-    if (!found_inf(step) && needs_rescue<InstanceGeneric>(launch, scratch.decision)) {
-        Cursor cursor(launch, chunks_of_block(step.chunks).begin);
-        find_largest(launch, cursor);
+    if (!found_inf(step) && needs_rescue(launch, scratch)) {
+        find_largest(launch);
     }
 }
 
 // After rfd_rescue_max: the sums again, if it found something.
 RFD_KERNEL(rfd_rescue_norm, InstanceGeneric::BLOCKS)
 {
-    Scratch<InstanceGeneric>& scratch = block_shared<Scratch<InstanceGeneric>>();
-    const Launch launch(step, table);
+    auto& scratch = block_shared<NormScratch<true>>();
     const int exponent = rescue_exponent(read_largest(step));
     if (exponent != 0) {
-        Cursor cursor(launch, chunks_of_block(step.chunks).begin);
-        norm_pass<InstanceGeneric>(launch, scratch.norms, cursor, power_of_two(-exponent));
+        norm_pass<InstanceGeneric>(Launch(step, table), scratch, power_of_two(-exponent));
     }
 }
 
 // One block, last of the separate launches: counts the step, which it decides again as the update did.
 RFD_KERNEL(rfd_status, 1)
 {
-    Scratch<InstanceGeneric>& scratch = block_shared<Scratch<InstanceGeneric>>();
+    auto& scratch = block_shared<DecisionScratch<true>>();
     const Launch launch(step, table);
-    decide<InstanceGeneric>(launch, scratch.decision, rescue_exponent(read_largest(step)));
+    inspect<true>(launch, scratch);
+    decide<true>(launch, scratch, rescue_exponent(read_largest(step)));
     if (threadIdx.x == 0) {
-        write_status(step, scratch.decision.decision);
+        write_status(step, scratch.decision);
         forget_largest(step);
     }
 }
@@ -121,10 +120,9 @@ RFD_KERNEL(rfd_status, 1)
 // One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm` points.
 RFD_KERNEL(rfd_total, 1)
 {
-    Scratch<InstanceGeneric>& scratch = block_shared<Scratch<InstanceGeneric>>();
-    const Launch launch(step, table);
+    auto& scratch = block_shared<DecisionScratch<true>>();
     const int exponent = rescue_exponent(read_largest(step));
-    const Totals totals = total_squares<InstanceGeneric>(launch, scratch.decision, exponent);
+    const Totals totals = total_squares<true>(Launch(step, table), scratch, exponent);
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
         RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);
@@ -137,9 +135,7 @@ RFD_KERNEL(rfd_total, 1)
 // Fills master weights from the parameters they belong to.
 RFD_KERNEL(rfd_fill_masters, InstanceGeneric::BLOCKS)
 {
-    const Launch launch(step, table);
-    Cursor cursor(launch, chunks_of_block(step.chunks).begin);
-    fill_masters(launch, cursor);
+    fill_masters(Launch(step, table));
 }
 
 // One block: writes tensors that are passed by value into a table on the device. So a list too long to be passed by value

@@ -24,7 +24,7 @@ __device__ __forceinline__ double join_groups(const double (&group)[RFD_WARPS])
 }
 
 // Folds a list with one warp; the result is in its lane 0. Each lane stands for the eight that are 32 apart.
-__device__ __forceinline__ double fold_by_warp(const double* terms, uint32_t count)
+RFD_SHARED_CODE inline double fold_by_warp(const double* terms, uint32_t count)
 {
     const uint32_t lane = threadIdx.x % 32;
     double group[RFD_WARPS];
@@ -120,7 +120,7 @@ __device__ __forceinline__ void lane_lock(double (&sums)[4], const RfdTensor& te
 
 // All sums of this lane over a chunk; how many there are.
 template <class I>
-__device__ __forceinline__ int lane_sums(double (&sums)[sums_of<I>], const Launch& launch, const RfdTensor& tensor,
+__device__ __forceinline__ int lane_sums(double (&sums)[sums_of(I::GENERIC)], const Launch& launch, const RfdTensor& tensor,
                                          uint64_t index, const Cursor& cursor, double scale)
 {
     if constexpr (I::GENERIC) {

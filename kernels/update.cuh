@@ -92,10 +92,10 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
 
 // Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
 template <class I>
-__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision, Cursor& cursor,
-                                            uint64_t applied)
+__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision, uint64_t applied)
 {
     const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.end - 1);
     Rule<I> rule;
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
@@ -125,9 +125,10 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
 }
 
 // Fills the master weights of the tensors that have some.
-__device__ __forceinline__ void fill_masters(const Launch& launch, Cursor& cursor)
+__device__ __forceinline__ void fill_masters(const Launch& launch)
 {
     const Range range = chunks_of_block(launch.step.chunks);
+    Cursor cursor(launch, range.begin);
     for (uint64_t index = range.begin; index < range.end; ++index) {
         cursor.seek(launch, index);
         const RfdTensor& tensor = cursor.tensor();
