@@ -226,7 +226,9 @@ mod tests {
                 ..RfdStep::default()
             };
             // SAFETY: all addresses lie in `memory`; there are no tensors.
-            let code = unsafe { rfd_shim_launch(name.as_ptr(), 0, 1, &step, &RfdTable::default()) };
+            let cooperative = name.to_bytes().starts_with(b"rfd_step_").into();
+            let code =
+                unsafe { rfd_shim_launch(name.as_ptr(), cooperative, 1, &step, &RfdTable::default()) };
             assert_eq!(code, 0, "{index} {name:?}");
         }
     }
