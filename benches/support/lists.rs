@@ -43,3 +43,15 @@ pub fn gpt2() -> Vec<usize> {
     list.extend([d, d]);
     list
 }
+
+/// A Llama of 1.1 billion parameters (22 blocks, 4 key-value heads of 64): 201 tensors.
+#[allow(dead_code)] // too large for the CPU's benchmark
+pub fn llama() -> Vec<usize> {
+    let (d, hidden, key_value) = (2048, 5632, 256);
+    let mut list = vec![32_000 * d];
+    for _ in 0..22 {
+        list.extend([d * d, d * key_value, d * key_value, d * d, d * hidden, d * hidden, hidden * d, d, d]);
+    }
+    list.extend([d, 32_000 * d]);
+    list
+}

@@ -1,5 +1,7 @@
 //! Devices that are present, tensors on them, and random cases for the suite of the device backends.
 
+#![allow(dead_code)] // each suite uses a part
+
 use half::{bf16, f16};
 use rfdescent::DType;
 use rfdescent::device::{Device, DeviceBuffer, Stream};
@@ -146,6 +148,15 @@ impl Placed {
 
     pub fn address(&self, k: usize) -> u64 {
         self.buffer.address() + self.offsets[k] as u64
+    }
+
+    /// Replaces the tensors by others of the same formats and lengths.
+    pub fn write(&mut self, tensors: &[Owned], stream: Stream) {
+        for (tensor, &offset) in tensors.iter().zip(&self.offsets) {
+            let content = bytes(tensor);
+            self.image[offset..offset + content.len()].copy_from_slice(&content);
+        }
+        self.buffer.upload(0, &self.image, stream).unwrap();
     }
 
     /// The tensors as they are now; panics when something wrote beside them.

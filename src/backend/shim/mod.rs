@@ -225,10 +225,9 @@ mod tests {
                 rescue: base + 1280,
                 ..RfdStep::default()
             };
-            // SAFETY: all addresses lie in `memory`; there are no tensors.
             let cooperative = name.to_bytes().starts_with(b"rfd_step_").into();
-            let code =
-                unsafe { rfd_shim_launch(name.as_ptr(), cooperative, 1, &step, &RfdTable::default()) };
+            // SAFETY: all addresses lie in `memory`; there are no tensors.
+            let code = unsafe { rfd_shim_launch(name.as_ptr(), cooperative, 1, &step, &RfdTable::default()) };
             assert_eq!(code, 0, "{index} {name:?}");
         }
     }

@@ -1,0 +1,155 @@
+//! Captured steps on CUDA: replays follow what lies on the device, and the bits are the CPU's. Skipped without a device.
+#![cfg(feature = "cuda")]
+
+mod common;
+mod device_support;
+
+use std::ptr;
+
+use common::*;
+use cudarc::driver::sys;
+use device_support::*;
+use rfdescent::covariance::Family;
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{
+    DeviceInput, DeviceLoss, DeviceOptimizer, Group, Optimizer, Options, StepInput, TensorSpec,
+};
+use rfdescent::{DType, GradRef};
+
+fn check(status: sys::CUresult) {
+    assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
+}
+
+/// A stream of the primary context, which stays current on this thread.
+fn stream() -> sys::CUstream {
+    let (mut device, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the driver is initialised, as a device was opened; every call writes one handle.
+    unsafe {
+        check(sys::cuDeviceGet(&mut device, 0));
+        check(sys::cuDevicePrimaryCtxRetain(&mut context, device));
+        check(sys::cuCtxSetCurrent(context));
+        check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32));
+    }
+    stream
+}
+
+/// Records what `work` queues on the stream, in the strictest mode: whatever a capture forbids fails.
+fn capture(stream: sys::CUstream, work: impl FnOnce()) -> sys::CUgraphExec {
+    let (mut graph, mut executable) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the stream is live; handles are written by the calls.
+    unsafe {
+        check(sys::cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
+        work();
+        check(sys::cuStreamEndCapture(stream, &mut graph));
+        check(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    }
+    executable
+}
+
+fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
+    let Some(executor) = cuda() else { return };
+    let raw = stream();
+    let stream = Stream::from_raw(raw as u64);
+    let mut random = Random(5);
+    let tensors = |seed: u64| -> Vec<Owned> {
+        let tensors = lengths.iter().enumerate();
+        tensors.map(|(k, &len)| Owned::from_f64(DType::BF16, &uniform(seed + k as u64, len))).collect()
+    };
+    let (mut values, mut gradients) = (tensors(1), tensors(100_000));
+    let mut placed = Placed::new(&executor.device, &values, &mut random, stream);
+    let mut placed_grads = Placed::new(&executor.device, &gradients, &mut random, stream);
+    let options = Options {
+        master_weights: true,
+        groups: vec![Group { momentum: 0.9, ..Group::default() }],
+        ..Options::default()
+    };
+    let specs: Vec<TensorSpec> = lengths
+        .iter()
+        .enumerate()
+        .map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], DType::BF16))
+        .collect();
+    let model = model(Family::SquaredExponential);
+    let mut on_cpu = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
+    let mut on_device = DeviceOptimizer::new(model, options, specs, &executor.device).unwrap();
+    on_device.set_cooperative(cooperative);
+    let mut loss = scalar(&executor.device, DType::F32, 2.0, stream);
+    let mut found_inf = scalar(&executor.device, DType::F32, 0.0, stream);
+    let addresses = step_tensors(&placed, &placed_grads, &vec![Some(DType::BF16); lengths.len()]);
+    let input = DeviceInput {
+        loss: DeviceLoss::Address { address: loss.address(), dtype: DType::F32 },
+        grad_scale: None,
+        found_inf: Some(found_inf.address()),
+    };
+    // SAFETY: all buffers live until the last replay is done.
+    unsafe { on_device.init_master_weights(&addresses, stream).unwrap() };
+    executor.device.synchronize(stream).unwrap();
+    let graph = capture(raw, || {
+        // SAFETY: as above.
+        unsafe { on_device.step(&addresses, &input, stream).unwrap() };
+    });
+    for i in 0..8_u32 {
+        let value = 2.0 - f64::from(i) / 8.0;
+        let found = if i == 3 { 2.0 } else { 0.0 };
+        loss.upload(0, &(value as f32).to_le_bytes(), stream).unwrap();
+        found_inf.upload(0, &(found as f32).to_le_bytes(), stream).unwrap();
+        let multiplier = 1.0 / f64::from(i + 1);
+        on_cpu.set_multiplier(multiplier).unwrap();
+        on_device.set_multiplier(multiplier, stream).unwrap();
+        gradients = tensors(u64::from(i) * 1000);
+        placed_grads.write(&gradients, stream);
+        // SAFETY: the graph is whole, the stream live.
+        check(unsafe { sys::cuGraphLaunch(graph, raw) });
+        let grads: Vec<GradRef<'_>> = grads(&gradients);
+        let input = StepInput { found_inf: found, ..StepInput::new(value) };
+        let report = on_cpu.step(&mut params(&mut values), &grads, &input).unwrap();
+        let status = on_device.wait_status(stream).unwrap().unwrap();
+        assert_eq!(report_bits(&status), report_bits(&report), "replay {i}");
+        assert!(bits(&placed.read(stream)) == bits(&values), "replay {i}");
+    }
+    // An eager step between, with other gradients' addresses; the next replay still uses its own.
+    let other = Placed::new(&executor.device, &gradients, &mut random, stream);
+    let eager = step_tensors(&placed, &other, &vec![Some(DType::BF16); lengths.len()]);
+    // SAFETY: as above.
+    unsafe { on_device.step(&eager, &input, stream).unwrap() };
+    // SAFETY: as above.
+    check(unsafe { sys::cuGraphLaunch(graph, raw) });
+    for _ in 0..2 {
+        let input = StepInput::new(2.0 - 7.0 / 8.0);
+        on_cpu.step(&mut params(&mut values), &grads(&gradients), &input).unwrap();
+    }
+    assert!(bits(&placed.read(stream)) == bits(&values), "an eager step between replays");
+}
+
+#[test]
+fn replays_of_one_launch() {
+    replays_match_the_cpu(&[5000, 3, 0, 70_000], true);
+}
+
+#[test]
+fn replays_of_separate_launches() {
+    replays_match_the_cpu(&[5000, 3, 0, 70_000], false);
+}
+
+#[test]
+fn replays_with_a_table_on_the_device() {
+    replays_match_the_cpu(&[70; 1000], true);
+}
+
+/// A thread without a current context has none after a call, and one with another context has that one.
+#[test]
+fn calls_leave_the_current_context_as_it_was() {
+    let Some(executor) = cuda() else { return };
+    std::thread::spawn(move || {
+        let mut current = ptr::null_mut();
+        let buffer = executor.device.allocate(64).unwrap();
+        let again = rfdescent::cuda::device_of(buffer.address()).unwrap();
+        assert_eq!(again.name(), executor.device.name());
+        // SAFETY: one handle is written.
+        check(unsafe { sys::cuCtxGetCurrent(&mut current) });
+        assert!(current.is_null());
+    })
+    .join()
+    .unwrap();
+    assert!(rfdescent::cuda::device_of(0x10).is_err());
+    assert!(rfdescent::cuda::device(10_000).unwrap_err().to_string().contains("10000"));
+}
