@@ -497,6 +497,7 @@ fn plain() -> Options {
     Options::default()
 }
 
+#[cfg(feature = "shim")]
 fn masters() -> Options {
     let group = Group { momentum: 0.9, ..Group::default() };
     Options { master_weights: true, groups: vec![group], ..Options::default() }

@@ -1,6 +1,6 @@
 //! The optimizer: joins a fitted covariance model with a backend.
 //!
-//! A step is three things: the backend sums ‖g_k‖² of every tensor, [`decision`] turns norms and loss into a step
+//! A step is three things: the backend sums ‖g_k‖² of every tensor, `decision` turns norms and loss into a step
 //! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
 //! velocity and no count of applied steps.
 

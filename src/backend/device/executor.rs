@@ -106,6 +106,7 @@ impl Kernel {
         Kernel(3 * instance as usize + 2)
     }
 
+    #[cfg(feature = "cuda")]
     pub fn index(self) -> usize {
         self.0
     }
