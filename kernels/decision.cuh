@@ -83,18 +83,19 @@ __device__ __forceinline__ bool settings_are_valid(const Launch& launch)
 {
     bool valid = is_valid(settings_of(launch.step), grad_scale_of(launch.step));
     for (uint32_t i = threadIdx.x; i < launch.step.group_count; i += RFD_LANES) {
-        valid = valid && is_valid(launch.groups[i]);
+        valid = valid && is_valid(launch.group(i));
     }
     for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_LANES) {
         // Momentum that was switched on without a buffer for the velocity.
         const RfdTensor& tensor = launch.tensors[k];
-        valid = valid && (tensor.momentum != 0 || launch.groups[tensor.group].momentum == 0.0 ||
+        valid = valid && (tensor.momentum != 0 || launch.group(tensor.group).momentum == 0.0 ||
                           launch.chunks_of(k) == 0);
     }
     return __syncthreads_and(valid) != 0;
 }
 
-// Reads all that a step depends on beside tensors. Called before the sums are there, to have the waiting over by then.
+// Reads all that a step depends on beside tensors. Called before the sums are there: to have the waiting over by then, and
+// because behind the barrier the first block counts this step.
 template <bool GENERIC>
 RFD_SHARED_CODE void inspect(const Launch launch, DecisionScratch<GENERIC>& scratch)
 {
@@ -103,6 +104,7 @@ RFD_SHARED_CODE void inspect(const Launch launch, DecisionScratch<GENERIC>& scra
         scratch.valid = valid;
         scratch.decision = Decision{};
         scratch.decision.loss = loss_of(launch.step);
+        scratch.decision.applied = reinterpret_cast<const volatile RfdStatus*>(launch.step.status)->applied;
         scratch.decision.reason = found_inf(launch.step) ? RFD_REASON_FOUND_INF : RFD_REASON_APPLIED;
     }
 }
@@ -120,7 +122,7 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
         const RfdTensor& tensor = launch.tensors[k];
         finite = finite && is_finite(sum);
         if (tensor.flags & RFD_TENSOR_COUNTS) {
-            const double factor = launch.groups[tensor.group].length_scale_factor;
+            const double factor = launch.group(tensor.group).length_scale_factor;
             euclidean += sum;
             sigma += factor * factor * sum;
         }
@@ -229,7 +231,7 @@ RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& de
     volatile RfdStatus* status = reinterpret_cast<volatile RfdStatus*>(step.status);
     volatile RfdStatus* mirror = step.mirror != 0 ? reinterpret_cast<volatile RfdStatus*>(step.mirror) : status;
     const uint64_t counts = decision.reason == RFD_REASON_APPLIED ? 1 : 0;
-    const uint64_t applied = status->applied + counts, skipped = status->skipped + (1 - counts);
+    const uint64_t applied = decision.applied + counts, skipped = status->skipped + (1 - counts);
     volatile RfdStatus* copies[] = {status, mirror};
     for (volatile RfdStatus* copy : copies) {
         copy->applied = applied;

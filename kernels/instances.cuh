@@ -9,14 +9,15 @@
 // WIDTH: neighbouring elements that a thread updates at a time. 4, that is 16 bytes of f32, so that the threads of a warp
 // touch neighbouring addresses; 8 where nothing is f32 in memory, which is 16 bytes of bf16 and one call of Philox.
 //
-// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored, to have more loads in
-// flight; limited by the registers.
+// BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a thread.
 //
-// BLOCKS: of 256 threads a multiprocessor; 4 leave 64 registers a thread.
+// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored. As many as fit into the
+// registers: 40 to 64 bytes a thread, so 40 to 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some
+// 40 KB of each of 132. Chosen by the registers that ptxas reports, not measured.
 struct InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr bool GENERIC = false, MASTER = false, MOMENTUM = false;
-    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 4, BLOCKS = 4;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 2, BLOCKS = 4;
 };
 
 struct InstanceF32Momentum : InstanceF32 {
@@ -27,7 +28,6 @@ struct InstanceF32Momentum : InstanceF32 {
 struct InstanceBf16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_BF16, GRAD = RFD_DTYPE_BF16;
     static constexpr bool MASTER = true;
-    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 struct InstanceBf16MasterMomentum : InstanceBf16Master {
@@ -37,13 +37,12 @@ struct InstanceBf16MasterMomentum : InstanceBf16Master {
 
 struct InstanceBf16 : InstanceBf16Master {
     static constexpr bool MASTER = false;
-    static constexpr int WIDTH = 8, ROWS_AT_ONCE = 2;
+    static constexpr int WIDTH = 8;
 };
 
 struct InstanceF16Master : InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F16, GRAD = RFD_DTYPE_F16;
     static constexpr bool MASTER = true;
-    static constexpr int ROWS_AT_ONCE = 2;
 };
 
 // PARAM and GRAD are not used. Half as many blocks: double precision and the search of conservative steps take registers.

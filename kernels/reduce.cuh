@@ -123,7 +123,7 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scr
             double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
             sum = n == RFD_SUM_SQUARES ? scaled_squares<GENERIC>(sum, tensor, scale) : sum;
             // d is minus the new velocity.
-            const bool negative = n == RFD_SUM_PRODUCT && launch.groups[tensor.group].momentum > 0.0;
+            const bool negative = n == RFD_SUM_PRODUCT && launch.group(tensor.group).momentum > 0.0;
             (whole ? tensor_sums(step, n) : chunk_sums(step, n))[place] = (negative ? -sum : sum) + 0.0;
         }
         segment = static_cast<uint32_t>((chunk - tensor.first_chunk) / RFD_CHUNKS_PER_SEGMENT);
@@ -149,7 +149,7 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scr
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
         fold_segment<GENERIC>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
-                        __shfl_sync(RFD_FULL_WARP, segment, source));
+                              __shfl_sync(RFD_FULL_WARP, segment, source));
     }
 }
 
@@ -158,15 +158,16 @@ template <class I>
 __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::GENERIC>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
-    Cursor cursor(launch, range.begin);
     const uint32_t warp = threadIdx.x / 32;
     Batch batch{range.begin, 0, 0};
     for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
         const uint64_t left = range.end - batch.first;
         batch.count = left < RFD_BATCH ? static_cast<uint32_t>(left) : RFD_BATCH;
+        // A new search for each batch: kept, the cursor would take registers while the sums are joined.
+        Cursor cursor(launch, batch.first);
         for (uint32_t i = 0; i < batch.count; ++i) {
             const uint64_t chunk = batch.first + i;
-            cursor.seek(launch, chunk);
+            cursor.advance(launch, chunk);
             double sums[sums_of(I::GENERIC)];
             const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale);
 #pragma unroll

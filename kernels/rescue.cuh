@@ -33,7 +33,7 @@ RFD_SHARED_CODE inline void find_largest(const Launch launch)
     Cursor cursor(launch, range.begin);
     double largest = 0.0;
     for (uint64_t index = range.begin; index < range.end; ++index) {
-        cursor.seek(launch, index);
+        cursor.advance(launch, index);
         if (grad_format(cursor.tensor()) != RFD_DTYPE_F64) {
             continue;
         }

@@ -15,18 +15,11 @@ struct Scratch {
     DecisionScratch<GENERIC> decision;
 };
 
-__device__ __forceinline__ uint64_t applied_steps(const RfdStep& step)
-{
-    return reinterpret_cast<const volatile RfdStatus*>(step.status)->applied;
-}
-
 template <class I>
 __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
 {
     auto& scratch = block_shared<Scratch<I::GENERIC>>();
     const Launch launch(step, table);
-    // Before the barrier, behind which the first block counts this step.
-    const uint64_t applied = applied_steps(step);
     inspect<I::GENERIC>(launch, scratch.decision);
     int exponent = 0;
     // A second time only where squares of f64 gradients overflow or underflow.
@@ -47,7 +40,7 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
         write_status(step, decision);
     }
     if (decision.reason == RFD_REASON_APPLIED) {
-        update_pass<I>(launch, decision, applied);
+        update_pass<I>(launch, decision);
     }
 }
 
@@ -69,7 +62,7 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
     inspect<I::GENERIC>(launch, scratch);
     decide<I::GENERIC>(launch, scratch, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
     if (scratch.decision.reason == RFD_REASON_APPLIED) {
-        update_pass<I>(launch, scratch.decision, applied_steps(step));
+        update_pass<I>(launch, scratch.decision);
     }
 }
 

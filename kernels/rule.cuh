@@ -14,6 +14,7 @@ struct Decision {
     double prescaled_rate;  // step size over the Σ-norm of the gradients as given, times prescale
     double prescale;
     double unscale;  // 1 over the gradient scale
+    uint64_t applied;  // steps before this one
     uint32_t reason;
 };
 

@@ -23,24 +23,31 @@ __device__ __forceinline__ double join_groups(const double (&group)[RFD_WARPS])
     return ((group[0] + group[4]) + (group[2] + group[6])) + ((group[1] + group[5]) + (group[3] + group[7]));
 }
 
-// Folds a list with one warp; the result is in its lane 0. Each lane stands for the eight that are 32 apart.
+// Folds a list with one warp; the result is in its lane 0. Each lane stands for the eight that are 32 apart, and takes four
+// of them at a time: as many loads and trees are under way at once, and all eight would need registers that others lack.
 RFD_SHARED_CODE inline double fold_by_warp(const double* terms, uint32_t count)
 {
     const uint32_t lane = threadIdx.x % 32;
-    double group[RFD_WARPS];
+    double total = 0.0;
+#pragma unroll 1
+    for (uint32_t odd = 0; odd < 2; ++odd) {
+        // Groups odd, odd + 2, odd + 4, odd + 6.
+        double group[RFD_WARPS / 2] = {};
+#pragma unroll 1
+        for (uint32_t first = 32 * odd + lane; first < count; first += RFD_LANES) {
 #pragma unroll
-    for (uint32_t g = 0; g < RFD_WARPS; ++g) {
-        double sum = 0.0;
-        // A group without terms is 0; not summing it saves most of the work of short lists.
-        if (32 * g < count) {
-            for (uint32_t i = 32 * g + lane; i < count; i += RFD_LANES) {
-                sum += __ldcg(terms + i);
+            for (uint32_t g = 0; g < RFD_WARPS / 2; ++g) {
+                const uint32_t i = first + 64 * g;
+                group[g] += i < count ? __ldcg(terms + i) : 0.0;
             }
-            sum = warp_tree(sum);
         }
-        group[g] = sum;
+#pragma unroll
+        for (uint32_t g = 0; g < RFD_WARPS / 2; ++g) {
+            group[g] = warp_tree(group[g]);
+        }
+        total += (group[0] + group[2]) + (group[1] + group[3]);
     }
-    return join_groups(group);
+    return total;
 }
 
 // Four neighbouring columns of a chunk, summed from row to row.
@@ -126,7 +133,7 @@ __device__ __forceinline__ int lane_sums(double (&sums)[sums_of(I::GENERIC)], co
     if constexpr (I::GENERIC) {
         const View<I> view(tensor);
         if (tensor.flags & RFD_TENSOR_LOCK) {
-            const double momentum = launch.groups[tensor.group].momentum;
+            const double momentum = launch.group(tensor.group).momentum;
             const double unscale = 1.0 / grad_scale_of(launch.step);
             const uint64_t velocity = has_velocity<I>(momentum) ? tensor.momentum : 0;
             const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);

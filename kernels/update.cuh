@@ -27,28 +27,24 @@ struct Rule {
     Factors<float> single;
     Factors<double> wide;  // of generic instances
     bool moves;            // by its velocity
-    Rounding rounding;
 
     Rule() = default;
-    __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor,
-                                    uint32_t applied)
+    __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
         const RfdTensor& tensor = cursor.tensor();
-        Scalars scalars = scalars_of(decision, launch.groups[tensor.group]);
+        Scalars scalars = scalars_of(decision, launch.group(tensor.group));
         if (I::GENERIC && tensor.flags & RFD_TENSOR_LOCK) {
             lock(scalars, launch.step, cursor.index());
         }
         single = Factors<float>(scalars);
         wide = Factors<double>(scalars);
         moves = has_velocity<I>(scalars.momentum);
-        const bool stochastic = launch.step.stochastic != 0;
-        rounding = {stochastic, cursor.index(), applied, launch.step.seed, tensor.offset};
     }
 };
 
 template <class I, class T, bool FULL>
 __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Factors<T>& by,
-                                             const Rule<I>& rule)
+                                             bool moves, const Rounding& rounding)
 {
     constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_LANES * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
     const View<I> view(tensor);
@@ -61,14 +57,14 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
             const Unit unit = unit_of<N, FULL>(chunk, first + i);
             load<Reuse::never>(p[i], view.param, view.weights, unit);
             load<Reuse::never>(g[i], view.grad, tensor.grad, unit);
-            if (I::MOMENTUM && rule.moves) {
+            if (I::MOMENTUM && moves) {
                 load<Reuse::never>(v[i], view.state(), tensor.momentum, unit);
             }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const Unit unit = unit_of<N, FULL>(chunk, first + i);
-            if (I::MOMENTUM && rule.moves) {
+            if (I::MOMENTUM && moves) {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
                     v[i][j] = next_velocity(v[i][j], g[i][j], by.momentum, by.unscale, view.state());
@@ -81,7 +77,7 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
                     p[i][j] = p[i][j] * by.decay - (g[i][j] * by.prescale) * by.coefficient;
                 }
             }
-            store(p[i], view.param, view.weights, unit, rule.rounding);
+            store(p[i], view.param, view.weights, unit, rounding);
             if (view.has_master) {
                 // From the master as it is stored, in f32.
                 store(p[i], view.half, tensor.param, unit, to_nearest());
@@ -92,7 +88,7 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
 
 // Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
 template <class I>
-__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision, uint64_t applied)
+__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.end - 1);
@@ -100,9 +96,8 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
         --index;
-        if (!known || !cursor.holds(index)) {
-            cursor.seek(launch, index);
-            rule = Rule<I>(launch, decision, cursor, static_cast<uint32_t>(applied));
+        if (cursor.retreat(launch, index) || !known) {
+            rule = Rule<I>(launch, decision, cursor);
             known = true;
         }
         const RfdTensor& tensor = cursor.tensor();
@@ -110,16 +105,18 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const uint64_t master = view.has_master ? tensor.param : 0;
         const uint64_t velocity = I::MOMENTUM && rule.moves ? tensor.momentum : 0;
         const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
+        const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
+                                launch.step.seed, tensor.offset};
         if constexpr (I::GENERIC) {
             if (view.in_f64()) {
-                update_chunk<I, double, false>(tensor, chunk, rule.wide, rule);
+                update_chunk<I, double, false>(tensor, chunk, rule.wide, rule.moves, rounding);
             } else {
-                update_chunk<I, float, false>(tensor, chunk, rule.single, rule);
+                update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
             }
         } else if (is_full(chunk)) {
-            update_chunk<I, float, true>(tensor, chunk, rule.single, rule);
+            update_chunk<I, float, true>(tensor, chunk, rule.single, rule.moves, rounding);
         } else {
-            update_chunk<I, float, false>(tensor, chunk, rule.single, rule);
+            update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
         }
     }
 }
@@ -130,7 +127,7 @@ __device__ __forceinline__ void fill_masters(const Launch& launch)
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.begin);
     for (uint64_t index = range.begin; index < range.end; ++index) {
-        cursor.seek(launch, index);
+        cursor.advance(launch, index);
         const RfdTensor& tensor = cursor.tensor();
         if (tensor.master == 0) {
             continue;

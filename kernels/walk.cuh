@@ -7,13 +7,15 @@
 struct Launch {
     const RfdStep& step;
     const RfdTensor* tensors;
-    const RfdGroup* groups;
 
     __device__ __forceinline__ Launch(const RfdStep& step, const RfdTable& table)
-        : step(step),
-          tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor),
-          groups(reinterpret_cast<const RfdGroup*>(step.groups))
+        : step(step), tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor)
     {
+    }
+
+    __device__ __forceinline__ const RfdGroup& group(uint32_t index) const
+    {
+        return reinterpret_cast<const RfdGroup*>(step.groups)[index];
     }
 
     // The first chunk behind a tensor's.
@@ -67,22 +69,26 @@ public:
         }
     }
 
-    __device__ __forceinline__ void seek(const Launch& launch, uint64_t chunk)
+    // To the tensor of a chunk that lies not before the one it is at.
+    __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
     {
         while (chunk >= end_) {
             open(launch, index_ + 1);
         }
+    }
+
+    // To the tensor of a chunk that lies not behind the one it is at; whether that is another one.
+    __device__ __forceinline__ bool retreat(const Launch& launch, uint64_t chunk)
+    {
+        const uint32_t before = index_;
         while (chunk < tensor_.first_chunk) {
             open(launch, index_ - 1);
         }
+        return index_ != before;
     }
 
     __device__ __forceinline__ uint32_t index() const { return index_; }
     __device__ __forceinline__ const RfdTensor& tensor() const { return tensor_; }
-    __device__ __forceinline__ bool holds(uint64_t chunk) const
-    {
-        return chunk >= tensor_.first_chunk && chunk < end_;
-    }
 
     // A chunk of the tensor; `addresses` are those that the pass uses, or-ed.
     __device__ __forceinline__ Chunk chunk(uint64_t chunk, uint64_t addresses) const
