@@ -102,6 +102,8 @@ fn shim() {
         .std("c++20")
         .opt_level(2)
         .pic(true)
+        // Those worth reading are shown where the shim's own Makefile builds it.
+        .warnings(false)
         // As on a device: every operation rounded on its own. Memory is addressed by number, in any format. Fibers jump
         // between stacks, which the hardened longjmp forbids.
         .flag("-ffp-contract=off")

@@ -127,7 +127,7 @@ impl Case {
     /// Gradients of a random size, `None` where missing; sometimes with a bad element.
     fn grads(&mut self) -> (Vec<Owned>, Vec<bool>) {
         let seed = self.random.next();
-        let scale = self.random.pick(&[1.0, 1.0, 1.0, 1e-4, 1e3]);
+        let scale = self.random.pick(&[1.0, 1.0, 1.0, 1.0, 1e-4, 1e3, 1e25, 1e-30, 1e-40]);
         let extreme = self.random.pick(&[1.0, 1.0, 1.0, 1e160, 1e-170, 1e306, 1e-308, 0.0]);
         let mut grads: Vec<Owned> = self
             .lengths()

@@ -5,6 +5,7 @@ mod common;
 mod device_support;
 
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::*;
 use cudarc::driver::sys;
@@ -15,6 +16,13 @@ use rfdescent::optimizer::{
     DeviceInput, DeviceLoss, DeviceOptimizer, Group, Optimizer, Options, StepInput, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
+
+/// While one test captures in the strictest mode, no other thread may allocate.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn check(status: sys::CUresult) {
     assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
@@ -47,6 +55,7 @@ fn capture(stream: sys::CUstream, work: impl FnOnce()) -> sys::CUgraphExec {
 }
 
 fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
+    let _alone = alone();
     let Some(executor) = cuda() else { return };
     let raw = stream();
     let stream = Stream::from_raw(raw as u64);
@@ -138,6 +147,7 @@ fn replays_with_a_table_on_the_device() {
 /// A thread without a current context has none after a call, and one with another context has that one.
 #[test]
 fn calls_leave_the_current_context_as_it_was() {
+    let _alone = alone();
     let Some(executor) = cuda() else { return };
     std::thread::spawn(move || {
         let mut current = ptr::null_mut();
