@@ -433,7 +433,10 @@ fn theta_of_the_smallest_numbers() {
     };
     for family in families() {
         let model = Model::new(family, moments).unwrap();
-        for (grad_norm, loss, theta) in [(5e-324, -5e-324, 1.0), (5e-324, -1e-323, 0.5)] {
+        // Where only one of the two products underflows Θ is 0 or ∞, both as close as its digits allow.
+        for (grad_norm, loss, theta) in
+            [(5e-324, -5e-324, 1.0), (5e-324, -1e-323, 0.0), (1e-323, -5e-324, f64::INFINITY)]
+        {
             let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 };
             let step = model.step(&observation, &rule(0.0)).unwrap();
             assert_eq!(step.theta, theta, "{family}");
