@@ -3,11 +3,14 @@
 mod commands;
 mod data;
 mod error;
+mod files;
 mod interrupt;
 mod network;
+mod numbers;
 mod output;
 mod progress;
 mod seed;
+mod terminal;
 mod training;
 
 use std::process::ExitCode;
@@ -52,11 +55,13 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => fail(&error),
     }
+}
+
+fn fail(error: &CliError) -> ExitCode {
+    terminal::say(format_args!("error: {error}"));
+    ExitCode::from(error.exit_code())
 }
 
 /// Help and version as clap prints them; a usage error as one line instead of clap's paragraph.
@@ -67,15 +72,14 @@ fn explain(error: &clap::Error) -> ExitCode {
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        // A reader that has gone away is no error.
-        let _ = error.print();
-        return ExitCode::from(error.exit_code() as u8);
+        return match terminal::printed(error.print()) {
+            Ok(()) => ExitCode::from(error.exit_code() as u8),
+            Err(error) => fail(&error),
+        };
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let line: Vec<&str> =
         lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
-    let error = CliError::Usage(line.join(" ").trim_start_matches("error: ").to_owned());
-    eprintln!("error: {error}");
-    ExitCode::from(error.exit_code())
+    fail(&CliError::Usage(line.join(" ").trim_start_matches("error: ").to_owned()))
 }
