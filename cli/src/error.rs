@@ -50,6 +50,14 @@ impl CliError {
     }
 }
 
+/// Both outcomes; of two errors, the first with the second added.
+pub fn both(first: Result<(), CliError>, second: Result<(), CliError>) -> Result<(), CliError> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(first.with(second)),
+        (first, second) => first.and(second),
+    }
+}
+
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,10 +1,12 @@
 //! `rfdescent`: fit covariance models, compute step sizes, plan samples, train networks.
 
+mod bench;
 mod commands;
 mod data;
 mod error;
 mod files;
 mod interrupt;
+mod machine;
 mod network;
 mod numbers;
 mod output;
@@ -18,7 +20,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{fit, plan, step_size, train};
+use commands::{bench as benchmark, doctor, fit, plan, step_size, train};
 use error::CliError;
 
 /// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator hands back
@@ -40,6 +42,8 @@ enum Command {
     Fit(fit::FitArgs),
     StepSize(step_size::StepSizeArgs),
     Plan(plan::PlanArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(benchmark::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +56,8 @@ fn main() -> ExitCode {
         Command::Fit(args) => fit::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::StepSize(args) => step_size::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => benchmark::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -9,7 +9,7 @@ use rfdescent::optimizer::Options;
 use serde::Serialize;
 
 use crate::data::{Dataset, idx, synthetic};
-use crate::error::CliError;
+use crate::error::{CliError, both};
 use crate::files;
 use crate::interrupt;
 use crate::network::{Network, NetworkKind};
@@ -315,19 +315,22 @@ impl Command<'_> {
                 outcome =
                     outcome.map_err(|error| error.with("what there is was written to the output folder"));
             }
-            outcome = outcome.and(written);
+            outcome = both(outcome, written);
+        } else if anything && !args.json {
+            let lost = "nothing was kept, as no --output was given";
+            outcome = outcome.map_err(|error| error.with(lost));
         }
         if args.compare || args.seeds > 1 {
             self.printer.comparison(&summary, seeds);
         }
         if args.json && anything {
             let text = serde_json::to_string_pretty(&report).map_err(|e| CliError::Data(e.to_string()))?;
-            outcome = outcome.and(print(&(text + "\n")));
+            outcome = both(outcome, print(&(text + "\n")));
         }
         if let Some(path) = args.output.as_ref().filter(|_| outcome.is_ok()) {
             self.printer.line(format!("\nWritten to {}", path.display()));
         }
-        outcome.and(self.printer.outcome())
+        both(outcome, self.printer.outcome())
     }
 }
 

@@ -251,7 +251,9 @@ mod tests {
         for (network, content) in
             [("cnn", None), ("mlp", Some("")), ("mlp", SAMPLES.split_inclusive('\n').next())]
         {
-            content.map(|content| fs::write(&cache, content).unwrap());
+            if let Some(content) = content {
+                fs::write(&cache, content).unwrap();
+            }
             assert_eq!(origin(network).claim(&cache).unwrap(), None);
         }
         fs::write(&cache, SAMPLES).unwrap();
