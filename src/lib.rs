@@ -3,6 +3,8 @@
 #![warn(missing_docs)]
 
 mod backend;
+#[doc(hidden)]
+pub mod capi;
 pub mod covariance;
 #[cfg(feature = "cuda")]
 pub mod cuda;

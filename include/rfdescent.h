@@ -1,0 +1,1315 @@
+/*
+ * rfdescent: Random Function Descent, an optimizer whose step sizes follow from the statistics of the cost.
+ *
+ * Rules that hold unless a function says otherwise:
+ *
+ * - Functions return an rfd_status. Anything but RFD_OK is an error, whose message rfd_last_error() has. Outputs are written
+ *   only on success; what was an input is as it was.
+ * - Handles (rfd_model, rfd_statistics, ...) are made by the library and freed by the caller, with the _destroy function of
+ *   their kind, once. A handle must not be in use then. What a function is given by pointer is not kept after it returns.
+ * - Structs begin with their size: set it to sizeof before the call, or use the _init function. So a program that was compiled
+ *   with an older header runs with a newer library.
+ * - Texts are UTF-8 and end with 0; names of files are whatever the system takes.
+ * - Callbacks must not throw, longjmp or otherwise unwind into the library.
+ * - The library starts threads of its own for large tensors, as many as there are processors or the environment variable
+ *   RAYON_NUM_THREADS says. Results do not depend on their number.
+ *
+ * Made from src/capi by cbindgen: change it there.
+ */
+
+#ifndef RFDESCENT_H
+#define RFDESCENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * Version of the C ABI. It changes when a program that was compiled with an older header can no longer run with the new
+ * shared library; the library's soname ends in it.
+ */
+#define RFD_ABI_VERSION 1
+
+/**
+ * The minimiser of the conditional expectation: RFD as published.
+ */
+#define RFD_MODE_RFD 0
+
+/**
+ * Its asymptote for small gradient cost quotients: a constant learning rate for a given loss.
+ */
+#define RFD_MODE_A_RFD 1
+
+/**
+ * The asymptote, but no step longer than RFD's longest.
+ */
+#define RFD_MODE_CLIPPED_A_RFD 2
+
+/**
+ * Spreads the batch sizes out, which is safe against a wrong first guess of the variances. As published.
+ */
+#define RFD_DESIGN_GIBBS 0
+
+/**
+ * The two batch sizes that give the smallest variance per example.
+ */
+#define RFD_DESIGN_C_OPTIMAL 1
+
+/**
+ * IEEE binary32.
+ */
+#define RFD_DTYPE_F32 0
+
+/**
+ * IEEE binary64.
+ */
+#define RFD_DTYPE_F64 1
+
+/**
+ * IEEE binary16.
+ */
+#define RFD_DTYPE_F16 2
+
+/**
+ * bfloat16.
+ */
+#define RFD_DTYPE_BF16 3
+
+/**
+ * Memory of the process.
+ */
+#define RFD_DEVICE_CPU 0
+
+/**
+ * Memory of a CUDA device.
+ */
+#define RFD_DEVICE_CUDA 1
+
+/**
+ * A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that several ranks hold
+ * counts on one of them.
+ */
+#define RFD_TENSOR_NOT_IN_NORM 1
+
+/**
+ * A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the parameters are rounded
+ * from.
+ */
+#define RFD_OPTIMIZER_MASTER_WEIGHTS 1
+
+/**
+ * A flag of an optimizer: f16 and bf16 parameters without master weights are rounded stochastically.
+ */
+#define RFD_OPTIMIZER_STOCHASTIC_ROUNDING 2
+
+/**
+ * A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are left alone.
+ */
+#define RFD_GROUP_NORM_LOCK 1
+
+/**
+ * No step has been seen yet.
+ */
+#define RFD_OUTCOME_NONE 0
+
+/**
+ * Parameters were updated.
+ */
+#define RFD_OUTCOME_APPLIED 1
+
+/**
+ * Skipped: found_inf was not 0.
+ */
+#define RFD_OUTCOME_FOUND_INF 2
+
+/**
+ * Skipped: the loss is NaN or infinite.
+ */
+#define RFD_OUTCOME_NON_FINITE_LOSS 3
+
+/**
+ * Skipped: a gradient has a NaN or infinite element, or the norm exceeds the range of double.
+ */
+#define RFD_OUTCOME_NON_FINITE_GRADIENT 4
+
+/**
+ * Skipped: the gradient is 0.
+ */
+#define RFD_OUTCOME_ZERO_GRADIENT 5
+
+/**
+ * Skipped: a setting in a device's memory is outside its domain.
+ */
+#define RFD_OUTCOME_INVALID_OPTION 6
+
+/**
+ * Bytes that the library made: a text or a saved state. Immutable, so any thread may read it.
+ */
+typedef struct rfd_buffer rfd_buffer;
+
+/**
+ * A distribution of batch sizes to sample. Immutable, so any number of threads may use it at once.
+ */
+typedef struct rfd_design rfd_design;
+
+/**
+ * A fitted covariance model. Immutable, so any number of threads may use it at once.
+ */
+typedef struct rfd_model rfd_model;
+
+/**
+ * Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call while
+ * another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_status and rfd_optimizer_wait may be called at any time.
+ * Different optimizers are independent.
+ */
+typedef struct rfd_optimizer rfd_optimizer;
+
+/**
+ * Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations; memory grows with
+ * the number of distinct batch sizes only. One thread at a time: a call while another thread is in one returns
+ * RFD_ERROR_BUSY. Give each worker its own and merge them.
+ */
+typedef struct rfd_statistics rfd_statistics;
+
+/**
+ * What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else; later releases
+ * may add some, so treat what you do not know as an error.
+ */
+typedef int32_t rfd_status;
+
+/**
+ * Mean and variances of the cost and of its mini-batch noise.
+ */
+typedef struct rfd_moments {
+    /**
+     * sizeof(rfd_moments).
+     */
+    size_t size;
+    /**
+     * Mean of the cost.
+     */
+    double mean;
+    /**
+     * Variance of the cost; > 0.
+     */
+    double variance;
+    /**
+     * Variance of one example's loss around the cost; >= 0.
+     */
+    double noise_variance;
+    /**
+     * Expected squared norm of the cost's gradient; > 0.
+     */
+    double grad_variance;
+    /**
+     * Expected squared norm of one example's gradient noise; >= 0.
+     */
+    double noise_grad_variance;
+    /**
+     * Number of parameters; >= 1.
+     */
+    uint64_t dims;
+} rfd_moments;
+
+/**
+ * Mean and variances that were estimated from samples.
+ */
+typedef struct rfd_fit {
+    /**
+     * sizeof(rfd_fit).
+     */
+    size_t size;
+    /**
+     * Mean of the cost.
+     */
+    double mean;
+    /**
+     * Variance of the cost.
+     */
+    double variance;
+    /**
+     * Variance of one example's loss around the cost.
+     */
+    double noise_variance;
+    /**
+     * Expected squared norm of the cost's gradient.
+     */
+    double grad_variance;
+    /**
+     * Expected squared norm of one example's gradient noise.
+     */
+    double noise_grad_variance;
+    /**
+     * Estimated standard deviation of `variance` divided by it; 0.3 is good enough for training.
+     */
+    double relative_std;
+    /**
+     * Mini-batches used.
+     */
+    uint64_t batches;
+    /**
+     * Examples used: the sum of the batch sizes.
+     */
+    uint64_t examples;
+    /**
+     * Reweightings until mean, variance and noise variance settled.
+     */
+    uint32_t iterations_loss;
+    /**
+     * Reweightings until the gradient's variances settled.
+     */
+    uint32_t iterations_grad;
+} rfd_fit;
+
+/**
+ * Options of rfd_auto_fit; rfd_auto_fit_options_init sets the defaults.
+ */
+typedef struct rfd_auto_fit_options {
+    /**
+     * sizeof(rfd_auto_fit_options).
+     */
+    size_t size;
+    /**
+     * Relative standard deviation of the variance at which to stop. Default 0.3.
+     */
+    double tolerance;
+    /**
+     * Examples to draw before the first fit. Default 6000.
+     */
+    uint64_t initial_budget;
+    /**
+     * Examples to draw at most, those in the cache included. Default 1,000,000.
+     */
+    uint64_t max_budget;
+    /**
+     * Smallest batch size to draw. Default 20.
+     */
+    uint64_t min_batch_size;
+    /**
+     * Largest batch size to draw: the size of the data set. 0, the default: the budget is the limit.
+     */
+    uint64_t max_batch_size;
+    /**
+     * All that is random follows from it. Default 0.
+     */
+    uint64_t seed;
+    /**
+     * CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none. Null, the default:
+     * none.
+     */
+    const char *cache;
+    /**
+     * One of RFD_DESIGN_*. Default RFD_DESIGN_GIBBS.
+     */
+    uint32_t design;
+} rfd_auto_fit_options;
+
+/**
+ * Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
+ * writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.
+ *
+ * Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or otherwise unwind.
+ * Called on the thread that called rfd_auto_fit.
+ */
+typedef int32_t (*rfd_sample_callback)(void *user_data,
+                                       uint64_t batch_size,
+                                       uint64_t seed,
+                                       double *loss,
+                                       double *sq_grad_norm);
+
+/**
+ * How far rfd_auto_fit has come.
+ */
+typedef struct rfd_progress {
+    /**
+     * The struct's size in the library, which may have more fields than the caller's header.
+     */
+    size_t size;
+    /**
+     * Mini-batches so far.
+     */
+    uint64_t batches;
+    /**
+     * Examples so far.
+     */
+    uint64_t examples;
+    /**
+     * Examples that will have been needed in the end, by the last fit; 0 before the first.
+     */
+    uint64_t needed;
+    /**
+     * Relative standard deviation of the variance in the last fit; NaN before the first.
+     */
+    double relative_std;
+    /**
+     * Where it has to come below.
+     */
+    double tolerance;
+} rfd_progress;
+
+/**
+ * Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go on, any other
+ * number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only. Otherwise as
+ * rfd_sample_callback.
+ */
+typedef int32_t (*rfd_progress_callback)(void *user_data, const struct rfd_progress *progress);
+
+/**
+ * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step size.
+ */
+typedef struct rfd_group {
+    /**
+     * sizeof(rfd_group).
+     */
+    size_t size;
+    /**
+     * Multiplies the group's length scale. Default 1.
+     */
+    double length_scale_factor;
+    /**
+     * Multiplies the learning rate of this group alone. Default 1.
+     */
+    double multiplier;
+    /**
+     * In [0, 1). Default 0: no velocity is kept.
+     */
+    double momentum;
+    /**
+     * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
+     */
+    double weight_decay;
+    /**
+     * RFD_GROUP_* or 0.
+     */
+    uint32_t flags;
+} rfd_group;
+
+/**
+ * Options of an optimizer; rfd_optimizer_options_init sets the defaults, RFD as published.
+ */
+typedef struct rfd_optimizer_options {
+    /**
+     * sizeof(rfd_optimizer_options).
+     */
+    size_t size;
+    /**
+     * The groups; null, the default, for one with default settings.
+     */
+    const struct rfd_group *groups;
+    /**
+     * Number of groups; 0 with null.
+     */
+    size_t group_count;
+    /**
+     * In [0, 1). Default 0.
+     */
+    double conservatism;
+    /**
+     * 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
+     */
+    double inv_batch_size;
+    /**
+     * Multiplies the step size; for schedulers. Default 1.
+     */
+    double multiplier;
+    /**
+     * The step size times the multiplier is cut to this. Default: infinity.
+     */
+    double max_step_size;
+    /**
+     * Of stochastic rounding. Default 0.
+     */
+    uint64_t seed;
+    /**
+     * One of RFD_MODE_*. Default RFD_MODE_RFD.
+     */
+    uint32_t mode;
+    /**
+     * RFD_OPTIMIZER_* added up, or 0.
+     */
+    uint32_t flags;
+    /**
+     * Where the tensors will be: one of RFD_DEVICE_*. Default RFD_DEVICE_CPU.
+     */
+    uint32_t device_kind;
+    /**
+     * Number of the device among those of its kind, as CUDA_VISIBLE_DEVICES counts. Default 0.
+     */
+    uint32_t device_index;
+} rfd_optimizer_options;
+
+/**
+ * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
+ * tensors on the CPU.
+ */
+typedef struct rfd_step_input {
+    /**
+     * sizeof(rfd_step_input).
+     */
+    size_t size;
+    /**
+     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
+     * gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     */
+    double loss;
+    /**
+     * S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
+     */
+    double grad_scale;
+    /**
+     * Any value but 0 skips the step. CPU only. Default 0.
+     */
+    double found_inf;
+    /**
+     * Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
+     */
+    const void *loss_address;
+    /**
+     * Where S lies on the device. Default null: no gradient scale.
+     */
+    const float *grad_scale_address;
+    /**
+     * Where found_inf lies on the device. Default null: none.
+     */
+    const float *found_inf_address;
+    /**
+     * Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
+     */
+    uint32_t loss_dtype;
+} rfd_step_input;
+
+/**
+ * Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
+ * tensor of the first group that counts in the norm.
+ */
+typedef struct rfd_tensor_spec {
+    /**
+     * sizeof(rfd_tensor_spec).
+     */
+    size_t size;
+    /**
+     * A name of its own, UTF-8; it appears in errors and in saved states.
+     */
+    const char *name;
+    /**
+     * Its `rank` sizes; null for rank 0, which has one element.
+     */
+    const uint64_t *shape;
+    /**
+     * Index of the first element in the whole tensor, when this is a shard of it.
+     */
+    uint64_t offset;
+    /**
+     * Number of sizes.
+     */
+    uint32_t rank;
+    /**
+     * One of RFD_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Index into the groups of the options.
+     */
+    uint32_t group;
+    /**
+     * RFD_TENSOR_* or 0.
+     */
+    uint32_t flags;
+} rfd_tensor_spec;
+
+/**
+ * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+ */
+typedef struct rfd_tensor {
+    /**
+     * sizeof(rfd_tensor).
+     */
+    size_t size;
+    /**
+     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter stays as it is
+     * and counts in no norm. A parameter may be null when it has no elements.
+     */
+    void *data;
+    /**
+     * Number of elements.
+     */
+    uint64_t count;
+    /**
+     * One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+     */
+    uint32_t dtype;
+    /**
+     * One of RFD_DEVICE_*; the optimizer's.
+     */
+    uint32_t device_kind;
+    /**
+     * Number of the device among those of its kind; 0 for the CPU.
+     */
+    uint32_t device_index;
+} rfd_tensor;
+
+/**
+ * What a step did.
+ */
+typedef struct rfd_step_report {
+    /**
+     * sizeof(rfd_step_report).
+     */
+    size_t size;
+    /**
+     * The loss given.
+     */
+    double loss;
+    /**
+     * Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
+     */
+    double grad_norm;
+    /**
+     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1.
+     */
+    double sigma_norm;
+    /**
+     * Gradient cost quotient; infinite at a loss of the cost's mean or above, 0 in a skipped step.
+     */
+    double theta;
+    /**
+     * Length of the step, multiplier and cap included; 0 in a skipped step.
+     */
+    double step_size;
+    /**
+     * `step_size` / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+     */
+    double learning_rate;
+    /**
+     * Steps applied so far, this one included.
+     */
+    uint64_t applied_steps;
+    /**
+     * Steps skipped so far, this one included.
+     */
+    uint64_t skipped_steps;
+    /**
+     * One of RFD_OUTCOME_*.
+     */
+    uint32_t outcome;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} rfd_step_report;
+
+/**
+ * Success.
+ */
+#define RFD_OK 0
+
+/**
+ * A pointer is null that must not be.
+ */
+#define RFD_ERROR_NULL 1
+
+/**
+ * An argument, a field or an option is outside its domain.
+ */
+#define RFD_ERROR_INVALID_ARGUMENT 2
+
+/**
+ * The `size` of a struct is none that any release had: it was not set, or the header is newer than the library.
+ */
+#define RFD_ERROR_STRUCT_SIZE 3
+
+/**
+ * The operating system refused to read or write a file.
+ */
+#define RFD_ERROR_IO 4
+
+/**
+ * A file or a text was read, but what it holds is not what it should be.
+ */
+#define RFD_ERROR_FILE 5
+
+/**
+ * The samples do not determine the covariance.
+ */
+#define RFD_ERROR_ESTIMATION 6
+
+/**
+ * A tensor does not fit the optimizer, or its descriptor is wrong.
+ */
+#define RFD_ERROR_TENSOR 7
+
+/**
+ * A saved optimizer state is damaged or belongs to another optimizer.
+ */
+#define RFD_ERROR_STATE 8
+
+/**
+ * A device or its driver is missing, unsuitable, or failed.
+ */
+#define RFD_ERROR_DEVICE 9
+
+/**
+ * This library was built without what was asked for.
+ */
+#define RFD_ERROR_UNSUPPORTED 10
+
+/**
+ * A callback returned an error.
+ */
+#define RFD_ERROR_CALLBACK 11
+
+/**
+ * The progress callback asked to stop.
+ */
+#define RFD_ERROR_STOPPED 12
+
+/**
+ * There is no step: loss or gradient norm are not finite, or the norm is zero.
+ */
+#define RFD_ERROR_NO_STEP 13
+
+/**
+ * Another thread is using the same handle at this moment.
+ */
+#define RFD_ERROR_BUSY 14
+
+/**
+ * A fault of the library; please report it with the message. The handle that was used must be destroyed.
+ */
+#define RFD_ERROR_PANIC 15
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * What the last function said that did not return RFD_OK on this thread; "" when none has failed. The message names the
+ * tensor, file, row or option at fault and says what to do.
+ *
+ * Never null. The text belongs to the library and is valid until the next call on the same thread that fails, or the
+ * thread's end. Any thread.
+ */
+const char *rfd_last_error(void);
+
+/**
+ * A name for a status, e.g. "RFD_ERROR_TENSOR"; "unknown status" for numbers that this release does not know.
+ *
+ * Never null. The text is a constant. Any thread.
+ */
+const char *rfd_status_string(rfd_status status);
+
+/**
+ * The library's release, e.g. "0.1.0".
+ *
+ * Never null. The text is a constant. Any thread.
+ */
+const char *rfd_version(void);
+
+/**
+ * The version of the library's ABI. A program should refuse one that is not the RFD_ABI_VERSION of its header; with the
+ * shared library the loader does, by the soname. Any thread.
+ */
+uint32_t rfd_abi_version(void);
+
+/**
+ * The bytes. One 0 follows them, so that a text can be used as a string.
+ *
+ * `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long as it.
+ */
+const uint8_t *rfd_buffer_data(const struct rfd_buffer *buffer);
+
+/**
+ * How many bytes there are, the 0 behind them not counted; 0 when `buffer` is null.
+ */
+size_t rfd_buffer_size(const struct rfd_buffer *buffer);
+
+/**
+ * Frees a buffer. Null does nothing.
+ */
+void rfd_buffer_destroy(struct rfd_buffer *buffer);
+
+/**
+ * Makes a model from moments.
+ *
+ * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or "matern:2.5".
+ * No pointer may be null; both inputs are copied. On success `*model` is a new handle that the caller frees with
+ * rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
+ */
+rfd_status rfd_model_create(const char *covariance,
+                            const struct rfd_moments *moments,
+                            struct rfd_model **model);
+
+/**
+ * Makes a model from a fit, for a cost of `dims` parameters. Otherwise as rfd_model_create.
+ */
+rfd_status rfd_model_create_from_fit(const char *covariance,
+                                     const struct rfd_fit *fit,
+                                     uint64_t dims,
+                                     struct rfd_model **model);
+
+/**
+ * Frees a model. Null does nothing. Optimizers that were made with it keep what they need.
+ */
+void rfd_model_destroy(struct rfd_model *model);
+
+/**
+ * Reads a file that rfd_model_save, or the Rust library, wrote.
+ *
+ * No pointer may be null. On success `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
+ * RFD_ERROR_IO when the file can't be read, RFD_ERROR_FILE when it is no model or one of another version.
+ */
+rfd_status rfd_model_load(const char *file,
+                          struct rfd_model **model);
+
+/**
+ * Writes a model to a file, whole or not at all.
+ *
+ * No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be written.
+ */
+rfd_status rfd_model_save(const struct rfd_model *model, const char *file);
+
+/**
+ * Reads what rfd_model_to_json wrote: `size` bytes at `json`,.
+ *
+ * No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees with
+ * rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
+ */
+rfd_status rfd_model_from_json(const char *json,
+                               size_t size,
+                               struct rfd_model **model);
+
+/**
+ * The model as JSON text.
+ *
+ * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. Any thread.
+ */
+rfd_status rfd_model_to_json(const struct rfd_model *model,
+                             struct rfd_buffer **json);
+
+/**
+ * The name of the covariance, as rfd_model_create takes it; "" when `model` is null.
+ *
+ * Never null. The text belongs to the model. Any thread.
+ */
+const char *rfd_model_covariance(const struct rfd_model *model);
+
+/**
+ * The moments the model was made from. Set `moments->size` before the call.
+ *
+ * No pointer may be null. Any thread.
+ */
+rfd_status rfd_model_moments(const struct rfd_model *model, struct rfd_moments *moments);
+
+/**
+ * The length scale that follows from the moments, and the longest step: that at a loss of the cost's mean.
+ *
+ * `model` must not be null; an output that is null is left out. Any thread.
+ */
+rfd_status rfd_model_scales(const struct rfd_model *model,
+                            double *length_scale,
+                            double *plateau_step_size);
+
+/**
+ * The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, which must be below the mean.
+ *
+ * `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise. No pointer may be null. Any thread.
+ */
+rfd_status rfd_model_asymptotic_learning_rate(const struct rfd_model *model,
+                                              double limiting_loss,
+                                              double inv_batch_size,
+                                              double *learning_rate);
+
+/**
+ * The step size for a loss and the norm of its gradient, without an optimizer.
+ *
+ * `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise; `mode` one of RFD_MODE_*; `conservatism` in [0, 1),
+ * 0 for none. `*step_size` is the length of the step: divide it by the norm for the learning rate. `*theta` is the
+ * gradient cost quotient, infinite at a loss of the mean or above. `model` must not be null; an output that is null is left
+ * out. Any thread. RFD_ERROR_NO_STEP when loss or norm are not finite, or the norm is 0.
+ */
+rfd_status rfd_model_step(const struct rfd_model *model,
+                          double loss,
+                          double grad_norm,
+                          double inv_batch_size,
+                          uint32_t mode,
+                          double conservatism,
+                          double *step_size,
+                          double *theta);
+
+/**
+ * The cost expected after a step of the given size, knowing loss and gradient norm here, and its derivative in the step
+ * size.
+ *
+ * `model` must not be null; an output that is null is left out. Any thread.
+ */
+rfd_status rfd_model_conditional_mean(const struct rfd_model *model,
+                                      double loss,
+                                      double grad_norm,
+                                      double inv_batch_size,
+                                      double step_size,
+                                      double *value,
+                                      double *slope);
+
+/**
+ * The variance of the cost after a step of the given size, knowing loss and gradient here, and its derivative in the step
+ * size. It does not depend on the values that were observed.
+ *
+ * `model` must not be null; an output that is null is left out. Any thread.
+ */
+rfd_status rfd_model_conditional_variance(const struct rfd_model *model,
+                                          double inv_batch_size,
+                                          double step_size,
+                                          double *value,
+                                          double *slope);
+
+/**
+ * Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared norms of their
+ * gradients, and batch sizes, of which there must be at least two different ones. Set `result->size` before the call.
+ *
+ * No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain,
+ * RFD_ERROR_ESTIMATION says which samples are missing.
+ */
+rfd_status rfd_fit_array(const double *losses,
+                         const double *sq_grad_norms,
+                         const uint64_t *batch_sizes,
+                         size_t count,
+                         struct rfd_fit *result);
+
+/**
+ * Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`. Set
+ * `result->size` before the call.
+ *
+ * No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has row and
+ * column; RFD_ERROR_ESTIMATION says which samples are missing.
+ */
+rfd_status rfd_fit_csv(const char *file,
+                       struct rfd_fit *result);
+
+/**
+ * How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch sizes in the
+ * same proportions; 0 when it is there.
+ *
+ * No pointer may be null. Any thread.
+ */
+rfd_status rfd_fit_further_examples(const struct rfd_fit *fit,
+                                    double tolerance,
+                                    uint64_t *examples);
+
+/**
+ * Makes statistics of no samples.
+ *
+ * `statistics` must not be null. On success `*statistics` is a new handle that the caller frees with
+ * rfd_statistics_destroy. Any thread.
+ */
+rfd_status rfd_statistics_create(struct rfd_statistics **statistics);
+
+/**
+ * Frees statistics. Null does nothing.
+ */
+void rfd_statistics_destroy(struct rfd_statistics *statistics);
+
+/**
+ * Adds one sample: the mean loss of a mini-batch at a random initialisation, the squared norm of its gradient, and its
+ * size.
+ *
+ * `statistics` must not be null. One thread at a time. RFD_ERROR_INVALID_ARGUMENT names the number that is not finite or
+ * outside its domain; nothing is added then.
+ */
+rfd_status rfd_statistics_push(struct rfd_statistics *statistics,
+                               double loss,
+                               double sq_grad_norm,
+                               uint64_t batch_size);
+
+/**
+ * Adds `count` samples from arrays: all of them, or none when one is outside its domain.
+ *
+ * `statistics` must not be null, nor the arrays unless `count` is 0. One thread at a time. The message of
+ * RFD_ERROR_INVALID_ARGUMENT has the index of the sample.
+ */
+rfd_status rfd_statistics_push_array(struct rfd_statistics *statistics,
+                                     const double *losses,
+                                     const double *sq_grad_norms,
+                                     const uint64_t *batch_sizes,
+                                     size_t count);
+
+/**
+ * Adds the samples of a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`: all of them, or
+ * none when a row is wrong.
+ *
+ * No pointer may be null. One thread at a time. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has
+ * row and column.
+ */
+rfd_status rfd_statistics_push_csv(struct rfd_statistics *statistics,
+                                   const char *file);
+
+/**
+ * Adds the samples of other statistics, which stay as they are. The two may be the same.
+ *
+ * No pointer may be null. One thread at a time, for both.
+ */
+rfd_status rfd_statistics_merge(struct rfd_statistics *statistics,
+                                const struct rfd_statistics *other);
+
+/**
+ * Number of mini-batches, and of examples in them.
+ *
+ * `statistics` must not be null; an output that is null is left out. One thread at a time.
+ */
+rfd_status rfd_statistics_counts(const struct rfd_statistics *statistics,
+                                 uint64_t *batches,
+                                 uint64_t *examples);
+
+/**
+ * Fits mean and variances. Set `result->size` before the call.
+ *
+ * No pointer may be null. One thread at a time. RFD_ERROR_ESTIMATION says which samples are missing.
+ */
+rfd_status rfd_statistics_fit(const struct rfd_statistics *statistics,
+                              struct rfd_fit *result);
+
+/**
+ * The statistics as JSON text, for a file or another process. rfd_statistics_from_json restores them bit for bit.
+ *
+ * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. One thread at a
+ * time.
+ */
+rfd_status rfd_statistics_to_json(const struct rfd_statistics *statistics,
+                                  struct rfd_buffer **json);
+
+/**
+ * Reads what rfd_statistics_to_json wrote: `size` bytes at `json`.
+ *
+ * No pointer may be null; the text is not kept. On success `*statistics` is a new handle that the caller frees with
+ * rfd_statistics_destroy. Any thread. RFD_ERROR_FILE when it is something else, of another version, or inconsistent.
+ */
+rfd_status rfd_statistics_from_json(const char *json,
+                                    size_t size,
+                                    struct rfd_statistics **statistics);
+
+/**
+ * Makes the best design for a guess of the cost's variance and of one example's variance around it.
+ *
+ * `max_batch_size` 0 stands for none; `kind` is one of RFD_DESIGN_*. `design` must not be null. On success `*design` is a
+ * new handle that the caller frees with rfd_design_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the number that
+ * is outside its domain.
+ */
+rfd_status rfd_design_create(double variance,
+                             double noise_variance,
+                             uint64_t min_batch_size,
+                             uint64_t max_batch_size,
+                             uint32_t kind,
+                             struct rfd_design **design);
+
+/**
+ * Makes the design of the next `further` examples, given the samples drawn already.
+ *
+ * No pointer may be null. On success `*next` is a new handle that the caller frees with rfd_design_destroy. `statistics`:
+ * one thread at a time.
+ */
+rfd_status rfd_design_after(const struct rfd_design *design,
+                            const struct rfd_statistics *statistics,
+                            uint64_t further,
+                            struct rfd_design **next);
+
+/**
+ * Frees a design. Null does nothing.
+ */
+void rfd_design_destroy(struct rfd_design *design);
+
+/**
+ * Number of different batch sizes; 0 when `design` is null. Any thread.
+ */
+size_t rfd_design_size(const struct rfd_design *design);
+
+/**
+ * One of the batch sizes, in increasing order, and its share of the mini-batches to draw.
+ *
+ * `design` must not be null; an output that is null is left out. Any thread.
+ */
+rfd_status rfd_design_point(const struct rfd_design *design,
+                            size_t index,
+                            uint64_t *batch_size,
+                            double *share);
+
+/**
+ * The batch size at the quantile `u` in [0, 1); with u uniform, a draw from the distribution.
+ *
+ * No pointer may be null. Any thread.
+ */
+rfd_status rfd_design_quantile(const struct rfd_design *design, double u, uint64_t *batch_size);
+
+/**
+ * Examples after which the relative standard deviation of the fitted variance is `tolerance`, and those that a mini-batch
+ * costs on average.
+ *
+ * `design` must not be null; an output that is null is left out. Any thread.
+ */
+rfd_status rfd_design_cost(const struct rfd_design *design,
+                           double tolerance,
+                           double *examples,
+                           double *expected_batch_size);
+
+/**
+ * Sets all options to their defaults; `size` is sizeof(rfd_auto_fit_options).
+ *
+ * `options` must not be null. Any thread.
+ */
+rfd_status rfd_auto_fit_options_init(struct rfd_auto_fit_options *options, size_t size);
+
+/**
+ * Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well enough or the
+ * budget is used up; then the fit is there all the same, with a warning. Set `fit->size` before the call.
+ *
+ * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks and may be
+ * anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are left out: on success
+ * `*statistics` is a new handle that the caller frees with rfd_statistics_destroy; `*warnings` a new buffer with one
+ * warning a line, empty for none, to be freed with rfd_buffer_destroy.
+ *
+ * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the run,
+ * RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
+ * when the cache can't be used. The cache keeps every sample drawn in each of these cases.
+ */
+rfd_status rfd_auto_fit(const struct rfd_auto_fit_options *options,
+                        uint64_t dims,
+                        rfd_sample_callback sample,
+                        rfd_progress_callback progress,
+                        void *user_data,
+                        struct rfd_fit *fit,
+                        struct rfd_statistics **statistics,
+                        struct rfd_buffer **warnings);
+
+/**
+ * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).
+ *
+ * `group` must not be null. Any thread.
+ */
+rfd_status rfd_group_init(struct rfd_group *group, size_t size);
+
+/**
+ * Sets all options to their defaults; `size` is sizeof(rfd_optimizer_options).
+ *
+ * `options` must not be null. Any thread.
+ */
+rfd_status rfd_optimizer_options_init(struct rfd_optimizer_options *options, size_t size);
+
+/**
+ * Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+ *
+ * `input` must not be null. Any thread.
+ */
+rfd_status rfd_step_input_init(struct rfd_step_input *input, size_t size);
+
+/**
+ * Makes an optimizer for `count` tensors, whose order every step follows.
+ *
+ * `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be when `count` is 0. All inputs
+ * are copied; the model may be freed afterwards. On success `*optimizer` is a new handle that the caller frees with
+ * rfd_optimizer_destroy.
+ *
+ * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during calls only.
+ * RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that is listed twice or whose group
+ * does not exist; RFD_ERROR_DEVICE says why a device can't be used, RFD_ERROR_UNSUPPORTED that the library was built without
+ * that kind.
+ */
+rfd_status rfd_optimizer_create(const struct rfd_model *model,
+                                const struct rfd_optimizer_options *options,
+                                const struct rfd_tensor_spec *specs,
+                                size_t count,
+                                struct rfd_optimizer **optimizer);
+
+/**
+ * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory; captured steps
+ * must not be replayed any more. Parameters and gradients stay the caller's.
+ */
+void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
+
+/**
+ * One step: norm, step size, update of all parameters.
+ *
+ * `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied. Parameters and
+ * gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null, but `params` and `grads` may be
+ * when `count` is 0.
+ *
+ * On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set `report->size` before. On a
+ * CUDA device `stream` is a CUstream or cudaStream_t of the device's primary context (null, 1 and 2 are the default
+ * streams), and `report` is null: the step is queued there and nothing waits for it, so parameters must stay allocated, and
+ * gradients unchanged, until the stream has done it. It can be captured in a CUDA graph; then call
+ * rfd_optimizer_init_master_weights before, if there are master weights. Steps of one optimizer go to one stream, or to
+ * streams that the caller orders.
+ *
+ * One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK, nothing has changed,
+ * and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device or alignment is wrong, or that
+ * shares memory with another one; nothing has changed then.
+ */
+rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
+                              const struct rfd_tensor *params,
+                              const struct rfd_tensor *grads,
+                              size_t count,
+                              const struct rfd_step_input *input,
+                              void *stream,
+                              struct rfd_step_report *report);
+
+/**
+ * The first half of a step in sharded training: squared norms of this rank's gradients.
+ *
+ * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device memory on a device:
+ * the squared norm over the tensors that count, and the same with length-scale factors. The caller adds them up over all
+ * ranks, there or elsewhere, and passes the sums to rfd_optimizer_step_with_norm. They are valid until the next step or
+ * half of one. No pointer may be null, except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold.
+ * One thread at a time.
+ */
+rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
+                                      const struct rfd_tensor *params,
+                                      const struct rfd_tensor *grads,
+                                      size_t count,
+                                      void *stream,
+                                      double **norm);
+
+/**
+ * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on the device for a
+ * device. Every rank must give the same norm and input; then all take bitwise the same step.
+ *
+ * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock, whose
+ * norms a shard does not know.
+ */
+rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
+                                        const struct rfd_tensor *params,
+                                        const struct rfd_tensor *grads,
+                                        size_t count,
+                                        const double *norm,
+                                        const struct rfd_step_input *input,
+                                        void *stream,
+                                        struct rfd_step_report *report);
+
+/**
+ * Fills the master weights from the parameters: on a device before a first step that is captured in a graph. On the CPU it
+ * does nothing, as the first step fills them.
+ *
+ * `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One thread at a time.
+ */
+rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
+                                             const struct rfd_tensor *params,
+                                             size_t count,
+                                             void *stream);
+
+/**
+ * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set `report->size`
+ * before the call.
+ *
+ * No pointer may be null. Any thread, also while a step runs.
+ */
+rfd_status rfd_optimizer_status(const struct rfd_optimizer *optimizer,
+                                struct rfd_step_report *report);
+
+/**
+ * Waits for all work on the stream, then as rfd_optimizer_status.
+ *
+ * No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the driver reports,
+ * which may come from work queued earlier.
+ */
+rfd_status rfd_optimizer_wait(const struct rfd_optimizer *optimizer,
+                              void *stream,
+                              struct rfd_step_report *report);
+
+/**
+ * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's work, for
+ * replays of captured steps too.
+ *
+ * `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time. RFD_ERROR_INVALID_ARGUMENT for a
+ * negative or non-finite number.
+ */
+rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
+                                        double multiplier,
+                                        void *stream);
+
+/**
+ * Sets 1/b for gradients of batches of b examples, or 0 for no noise, from the next step on. Otherwise as
+ * rfd_optimizer_set_multiplier.
+ */
+rfd_status rfd_optimizer_set_inv_batch_size(struct rfd_optimizer *optimizer,
+                                            double inv_batch_size,
+                                            void *stream);
+
+/**
+ * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
+ */
+rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
+                                          size_t group,
+                                          double weight_decay,
+                                          void *stream);
+
+/**
+ * Sets all settings of one group from the next step on. `settings` must not be null. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching momentum or norm lock on or off means that steps must be captured again.
+ */
+rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
+                                   size_t group,
+                                   const struct rfd_group *settings,
+                                   void *stream);
+
+/**
+ * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it waits for the
+ * stream.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
+ * can't be written.
+ */
+rfd_status rfd_optimizer_save_state(const struct rfd_optimizer *optimizer,
+                                    const char *file,
+                                    void *stream);
+
+/**
+ * Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the stream, and steps
+ * must be captured again.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
+ * can't be read; RFD_ERROR_STATE says what is damaged, of another version, or which tensor differs; the optimizer is as it was
+ * then.
+ */
+rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
+                                    const char *file,
+                                    void *stream);
+
+/**
+ * The state as the bytes of a safetensors file. On a device it waits for the stream.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new buffer that the caller
+ * frees with rfd_buffer_destroy. One thread at a time.
+ */
+rfd_status rfd_optimizer_get_state(const struct rfd_optimizer *optimizer,
+                                   void *stream,
+                                   struct rfd_buffer **state);
+
+/**
+ * Loads a state from `size` bytes at `state`, which are not kept. Otherwise as rfd_optimizer_load_state.
+ */
+rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
+                                   const void *state,
+                                   size_t size,
+                                   void *stream);
+
+/**
+ * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).
+ *
+ * `group` must not be null. Any thread.
+ */
+rfd_status rfd_group_init(struct rfd_group *group, size_t size);
+
+/**
+ * Sets all options to their defaults; `size` is sizeof(rfd_optimizer_options).
+ *
+ * `options` must not be null. Any thread.
+ */
+rfd_status rfd_optimizer_options_init(struct rfd_optimizer_options *options, size_t size);
+
+/**
+ * Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+ *
+ * `input` must not be null. Any thread.
+ */
+rfd_status rfd_step_input_init(struct rfd_step_input *input, size_t size);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* RFDESCENT_H */

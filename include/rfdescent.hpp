@@ -1,0 +1,515 @@
+// rfdescent for C++17: what rfdescent.h has, with handles that free themselves and errors as exceptions.
+//
+// Handles are moved, not copied; a moved-from one is empty and may only be assigned to or destroyed. Everything else (threads,
+// streams, who owns tensors) is as rfdescent.h says. Callbacks may throw: the exception passes through the library's call
+// as an error and is thrown again behind it.
+#ifndef RFDESCENT_HPP
+#define RFDESCENT_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "rfdescent.h"
+
+namespace rfd {
+
+/// A status that is not RFD_OK, with the library's message.
+class error : public std::runtime_error {
+public:
+    error(rfd_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+
+    rfd_status status() const noexcept { return status_; }
+
+private:
+    rfd_status status_;
+};
+
+/// Throws unless the status is RFD_OK.
+inline void check(rfd_status status) {
+    if (status != RFD_OK) {
+        throw error(status, rfd_last_error());
+    }
+}
+
+/// Throws if the library's ABI is not the one of this header.
+inline void check_abi() {
+    if (rfd_abi_version() != RFD_ABI_VERSION) {
+        throw error(RFD_ERROR_UNSUPPORTED, "compiled for ABI " + std::to_string(RFD_ABI_VERSION) +
+                                               " of rfdescent, but the library has " +
+                                               std::to_string(rfd_abi_version()));
+    }
+}
+
+namespace detail {
+
+template <auto destroy>
+struct deleter {
+    template <class T>
+    void operator()(T *handle) const noexcept {
+        destroy(handle);
+    }
+};
+
+template <class T, auto destroy>
+using handle = std::unique_ptr<T, deleter<destroy>>;
+
+/// Calls `make(&handle)` and takes what it made.
+template <class Handle, class Make>
+Handle made(Make make) {
+    typename Handle::pointer raw = nullptr;
+    check(make(&raw));
+    return Handle(raw);
+}
+
+using buffer = handle<rfd_buffer, rfd_buffer_destroy>;
+
+inline std::string text(const buffer &bytes) {
+    return {reinterpret_cast<const char *>(rfd_buffer_data(bytes.get())), rfd_buffer_size(bytes.get())};
+}
+
+template <class Struct>
+Struct sized() {
+    Struct value{};
+    value.size = sizeof value;
+    return value;
+}
+
+} // namespace detail
+
+/// Options of auto_fit with their defaults.
+inline rfd_auto_fit_options auto_fit_options() {
+    rfd_auto_fit_options options;
+    check(rfd_auto_fit_options_init(&options, sizeof options));
+    return options;
+}
+
+/// Settings of a group with their defaults.
+inline rfd_group group() {
+    rfd_group settings;
+    check(rfd_group_init(&settings, sizeof settings));
+    return settings;
+}
+
+/// Options of an optimizer with their defaults.
+inline rfd_optimizer_options optimizer_options() {
+    rfd_optimizer_options options;
+    check(rfd_optimizer_options_init(&options, sizeof options));
+    return options;
+}
+
+/// The scalars of a step with their defaults.
+inline rfd_step_input step_input(double loss = 0.0) {
+    rfd_step_input input;
+    check(rfd_step_input_init(&input, sizeof input));
+    input.loss = loss;
+    return input;
+}
+
+/// A value and its derivative.
+struct value_and_slope {
+    double value, slope;
+};
+
+/// A fitted covariance model.
+class model {
+public:
+    model(const std::string &covariance, const rfd_moments &moments)
+        : handle_(detail::made<handle>(
+              [&](rfd_model **out) { return rfd_model_create(covariance.c_str(), &moments, out); })) {}
+
+    model(const std::string &covariance, const rfd_fit &fit, std::uint64_t dims)
+        : handle_(detail::made<handle>(
+              [&](rfd_model **out) { return rfd_model_create_from_fit(covariance.c_str(), &fit, dims, out); })) {}
+
+    static model load(const std::string &file) {
+        return model(detail::made<handle>([&](rfd_model **out) { return rfd_model_load(file.c_str(), out); }));
+    }
+
+    static model from_json(std::string_view json) {
+        return model(
+            detail::made<handle>([&](rfd_model **out) { return rfd_model_from_json(json.data(), json.size(), out); }));
+    }
+
+    void save(const std::string &file) const { check(rfd_model_save(get(), file.c_str())); }
+
+    std::string to_json() const {
+        return detail::text(
+            detail::made<detail::buffer>([&](rfd_buffer **out) { return rfd_model_to_json(get(), out); }));
+    }
+
+    std::string covariance() const { return rfd_model_covariance(get()); }
+
+    rfd_moments moments() const {
+        auto moments = detail::sized<rfd_moments>();
+        check(rfd_model_moments(get(), &moments));
+        return moments;
+    }
+
+    double length_scale() const {
+        double value;
+        check(rfd_model_scales(get(), &value, nullptr));
+        return value;
+    }
+
+    double plateau_step_size() const {
+        double value;
+        check(rfd_model_scales(get(), nullptr, &value));
+        return value;
+    }
+
+    double asymptotic_learning_rate(double limiting_loss, double inv_batch_size = 0.0) const {
+        double value;
+        check(rfd_model_asymptotic_learning_rate(get(), limiting_loss, inv_batch_size, &value));
+        return value;
+    }
+
+    double step_size(double loss, double grad_norm, double inv_batch_size = 0.0, std::uint32_t mode = RFD_MODE_RFD,
+                     double conservatism = 0.0) const {
+        double value;
+        check(rfd_model_step(get(), loss, grad_norm, inv_batch_size, mode, conservatism, &value, nullptr));
+        return value;
+    }
+
+    value_and_slope conditional_mean(double loss, double grad_norm, double inv_batch_size, double step_size) const {
+        value_and_slope result;
+        check(rfd_model_conditional_mean(get(), loss, grad_norm, inv_batch_size, step_size, &result.value,
+                                         &result.slope));
+        return result;
+    }
+
+    value_and_slope conditional_variance(double inv_batch_size, double step_size) const {
+        value_and_slope result;
+        check(rfd_model_conditional_variance(get(), inv_batch_size, step_size, &result.value, &result.slope));
+        return result;
+    }
+
+    rfd_model *get() const noexcept { return handle_.get(); }
+
+private:
+    using handle = detail::handle<rfd_model, rfd_model_destroy>;
+    explicit model(handle made) : handle_(std::move(made)) {}
+    handle handle_;
+};
+
+/// Sufficient statistics of samples.
+class statistics {
+public:
+    statistics() : handle_(detail::made<handle>(rfd_statistics_create)) {}
+
+    /// Takes a handle of the C interface.
+    explicit statistics(rfd_statistics *made) noexcept : handle_(made) {}
+
+    static statistics from_json(std::string_view json) {
+        return statistics(detail::made<handle>([&](rfd_statistics **out) {
+                              return rfd_statistics_from_json(json.data(), json.size(), out);
+                          }).release());
+    }
+
+    void push(double loss, double sq_grad_norm, std::uint64_t batch_size) {
+        check(rfd_statistics_push(get(), loss, sq_grad_norm, batch_size));
+    }
+
+    void push_csv(const std::string &file) { check(rfd_statistics_push_csv(get(), file.c_str())); }
+
+    void merge(const statistics &other) { check(rfd_statistics_merge(get(), other.get())); }
+
+    std::uint64_t batches() const {
+        std::uint64_t count;
+        check(rfd_statistics_counts(get(), &count, nullptr));
+        return count;
+    }
+
+    std::uint64_t examples() const {
+        std::uint64_t count;
+        check(rfd_statistics_counts(get(), nullptr, &count));
+        return count;
+    }
+
+    rfd_fit fit() const {
+        auto result = detail::sized<rfd_fit>();
+        check(rfd_statistics_fit(get(), &result));
+        return result;
+    }
+
+    std::string to_json() const {
+        return detail::text(
+            detail::made<detail::buffer>([&](rfd_buffer **out) { return rfd_statistics_to_json(get(), out); }));
+    }
+
+    rfd_statistics *get() const noexcept { return handle_.get(); }
+
+private:
+    using handle = detail::handle<rfd_statistics, rfd_statistics_destroy>;
+    handle handle_;
+};
+
+/// Fits mean and variances to a CSV file of samples.
+inline rfd_fit fit_csv(const std::string &file) {
+    auto result = detail::sized<rfd_fit>();
+    check(rfd_fit_csv(file.c_str(), &result));
+    return result;
+}
+
+/// A distribution of batch sizes to sample.
+class design {
+public:
+    design(double variance, double noise_variance, std::uint64_t min_batch_size, std::uint64_t max_batch_size = 0,
+           std::uint32_t kind = RFD_DESIGN_GIBBS)
+        : handle_(detail::made<handle>([&](rfd_design **out) {
+              return rfd_design_create(variance, noise_variance, min_batch_size, max_batch_size, kind, out);
+          })) {}
+
+    /// That of the next examples, given those drawn already.
+    design after(const statistics &drawn, std::uint64_t further) const {
+        return design(detail::made<handle>(
+            [&](rfd_design **out) { return rfd_design_after(get(), drawn.get(), further, out); }));
+    }
+
+    /// Batch sizes with their shares of the mini-batches.
+    std::vector<std::pair<std::uint64_t, double>> points() const {
+        std::vector<std::pair<std::uint64_t, double>> points(rfd_design_size(get()));
+        for (std::size_t i = 0; i < points.size(); i++) {
+            check(rfd_design_point(get(), i, &points[i].first, &points[i].second));
+        }
+        return points;
+    }
+
+    std::uint64_t quantile(double u) const {
+        std::uint64_t batch_size;
+        check(rfd_design_quantile(get(), u, &batch_size));
+        return batch_size;
+    }
+
+    double examples_needed(double tolerance) const {
+        double examples;
+        check(rfd_design_cost(get(), tolerance, &examples, nullptr));
+        return examples;
+    }
+
+    rfd_design *get() const noexcept { return handle_.get(); }
+
+private:
+    using handle = detail::handle<rfd_design, rfd_design_destroy>;
+    explicit design(handle made) : handle_(std::move(made)) {}
+    handle handle_;
+};
+
+/// A mini-batch at a random initialisation: its mean loss and the squared norm of that mean's gradient.
+struct batch_sample {
+    double loss, sq_grad_norm;
+};
+
+/// What auto_fit found.
+struct auto_fitted {
+    rfd_fit fit;
+    statistics samples;
+    std::string warnings; ///< one a line; empty for none
+};
+
+/// Draws samples until the fit is precise enough. `sample(batch_size, seed)` evaluates a mini-batch; `progress(now)` returns
+/// whether to go on. Either may throw.
+inline auto_fitted auto_fit(const rfd_auto_fit_options &options, std::uint64_t dims,
+                            const std::function<batch_sample(std::uint64_t, std::uint64_t)> &sample,
+                            const std::function<bool(const rfd_progress &)> &progress = {}) {
+    struct callbacks {
+        const std::function<batch_sample(std::uint64_t, std::uint64_t)> &sample;
+        const std::function<bool(const rfd_progress &)> &progress;
+        std::exception_ptr thrown;
+    };
+    callbacks user{sample, progress, nullptr};
+    const rfd_sample_callback on_sample = [](void *data, std::uint64_t batch_size, std::uint64_t seed, double *loss,
+                                             double *sq_grad_norm) -> std::int32_t {
+        auto &user = *static_cast<callbacks *>(data);
+        try {
+            const batch_sample drawn = user.sample(batch_size, seed);
+            *loss = drawn.loss;
+            *sq_grad_norm = drawn.sq_grad_norm;
+            return 0;
+        } catch (...) {
+            user.thrown = std::current_exception();
+            return 1;
+        }
+    };
+    const rfd_progress_callback on_progress = [](void *data, const rfd_progress *now) -> std::int32_t {
+        auto &user = *static_cast<callbacks *>(data);
+        try {
+            return user.progress(*now) ? 0 : 1;
+        } catch (...) {
+            user.thrown = std::current_exception();
+            return 1;
+        }
+    };
+    auto fit = detail::sized<rfd_fit>();
+    rfd_statistics *samples = nullptr;
+    rfd_buffer *warnings = nullptr;
+    const rfd_status status = rfd_auto_fit(&options, dims, sample ? on_sample : nullptr,
+                                           progress ? on_progress : nullptr, &user, &fit, &samples, &warnings);
+    if (user.thrown) {
+        std::rethrow_exception(user.thrown);
+    }
+    check(status);
+    statistics owned(samples);
+    return {fit, std::move(owned), detail::text(detail::buffer(warnings))};
+}
+
+/// One parameter of an optimizer.
+struct tensor_spec {
+    std::string name;
+    std::vector<std::uint64_t> shape;
+    std::uint32_t dtype = RFD_DTYPE_F32;
+    std::uint32_t group = 0;
+    std::uint32_t flags = 0;
+    std::uint64_t offset = 0;
+};
+
+/// A tensor in the process's memory.
+template <class T>
+rfd_tensor host_tensor(T *data, std::size_t count) {
+    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
+                  "set dtype yourself for half formats");
+    auto tensor = detail::sized<rfd_tensor>();
+    tensor.data = const_cast<std::remove_const_t<T> *>(data);
+    tensor.count = count;
+    tensor.dtype = std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+    return tensor;
+}
+
+/// A tensor in the memory of a CUDA device.
+inline rfd_tensor cuda_tensor(void *data, std::uint64_t count, std::uint32_t dtype, std::uint32_t device_index = 0) {
+    auto tensor = detail::sized<rfd_tensor>();
+    tensor.data = data;
+    tensor.count = count;
+    tensor.dtype = dtype;
+    tensor.device_kind = RFD_DEVICE_CUDA;
+    tensor.device_index = device_index;
+    return tensor;
+}
+
+/// Random Function Descent over a fixed list of tensors. Where a function has a stream it is null on the CPU.
+class optimizer {
+public:
+    optimizer(const model &model, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
+        : handle_(detail::made<handle>([&](rfd_optimizer **out) {
+              std::vector<rfd_tensor_spec> specs;
+              for (const tensor_spec &tensor : tensors) {
+                  auto spec = detail::sized<rfd_tensor_spec>();
+                  spec.name = tensor.name.c_str();
+                  spec.shape = tensor.shape.data();
+                  spec.rank = static_cast<std::uint32_t>(tensor.shape.size());
+                  spec.dtype = tensor.dtype;
+                  spec.group = tensor.group;
+                  spec.flags = tensor.flags;
+                  spec.offset = tensor.offset;
+                  specs.push_back(spec);
+              }
+              return rfd_optimizer_create(model.get(), &options, specs.data(), specs.size(), out);
+          })) {}
+
+    /// A step on the CPU.
+    rfd_step_report step(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+                         const rfd_step_input &input) {
+        same_length(params, grads);
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_step(get(), params.data(), grads.data(), params.size(), &input, nullptr, &report));
+        return report;
+    }
+
+    /// Queues a step on a device.
+    void step_on(void *stream, const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+                 const rfd_step_input &input) {
+        same_length(params, grads);
+        check(rfd_optimizer_step(get(), params.data(), grads.data(), params.size(), &input, stream, nullptr));
+    }
+
+    /// First half of a step in sharded training: two numbers, where the tensors are.
+    double *squared_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+                         void *stream = nullptr) {
+        same_length(params, grads);
+        double *norm;
+        check(rfd_optimizer_squared_norm(get(), params.data(), grads.data(), params.size(), stream, &norm));
+        return norm;
+    }
+
+    /// Second half, with the norm of all ranks. On a device the report must not be asked for.
+    void step_with_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads, const double *norm,
+                        const rfd_step_input &input, void *stream = nullptr, rfd_step_report *report = nullptr) {
+        same_length(params, grads);
+        check(rfd_optimizer_step_with_norm(get(), params.data(), grads.data(), params.size(), norm, &input, stream,
+                                           report));
+    }
+
+    void init_master_weights(const std::vector<rfd_tensor> &params, void *stream = nullptr) {
+        check(rfd_optimizer_init_master_weights(get(), params.data(), params.size(), stream));
+    }
+
+    rfd_step_report status() const {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_status(get(), &report));
+        return report;
+    }
+
+    rfd_step_report wait(void *stream = nullptr) const {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_wait(get(), stream, &report));
+        return report;
+    }
+
+    void set_multiplier(double multiplier, void *stream = nullptr) {
+        check(rfd_optimizer_set_multiplier(get(), multiplier, stream));
+    }
+
+    void set_inv_batch_size(double inv_batch_size, void *stream = nullptr) {
+        check(rfd_optimizer_set_inv_batch_size(get(), inv_batch_size, stream));
+    }
+
+    void set_weight_decay(std::size_t group, double weight_decay, void *stream = nullptr) {
+        check(rfd_optimizer_set_weight_decay(get(), group, weight_decay, stream));
+    }
+
+    void set_group(std::size_t group, const rfd_group &settings, void *stream = nullptr) {
+        check(rfd_optimizer_set_group(get(), group, &settings, stream));
+    }
+
+    void save_state(const std::string &file, void *stream = nullptr) const {
+        check(rfd_optimizer_save_state(get(), file.c_str(), stream));
+    }
+
+    void load_state(const std::string &file, void *stream = nullptr) {
+        check(rfd_optimizer_load_state(get(), file.c_str(), stream));
+    }
+
+    std::string state(void *stream = nullptr) const {
+        return detail::text(detail::made<detail::buffer>(
+            [&](rfd_buffer **out) { return rfd_optimizer_get_state(get(), stream, out); }));
+    }
+
+    void set_state(std::string_view state, void *stream = nullptr) {
+        check(rfd_optimizer_set_state(get(), state.data(), state.size(), stream));
+    }
+
+    rfd_optimizer *get() const noexcept { return handle_.get(); }
+
+private:
+    static void same_length(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads) {
+        if (params.size() != grads.size()) {
+            throw error(RFD_ERROR_INVALID_ARGUMENT, "number of grads = " + std::to_string(grads.size()) + ": there are " +
+                                                        std::to_string(params.size()) + " params");
+        }
+    }
+
+    using handle = detail::handle<rfd_optimizer, rfd_optimizer_destroy>;
+    handle handle_;
+};
+
+} // namespace rfd
+
+#endif

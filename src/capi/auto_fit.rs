@@ -1,0 +1,204 @@
+//! Auto-fit around callbacks of the caller.
+
+use std::ffi::{c_char, c_void};
+use std::ops::ControlFlow;
+
+use super::buffer::rfd_buffer;
+use super::design::{RFD_DESIGN_GIBBS, kind};
+use super::fit::rfd_fit;
+use super::pointers::{Out, OutStruct, Versioned, initialise, path, read};
+use super::statistics::rfd_statistics;
+use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
+use crate::estimation::{AutoFit, BatchSample, Progress};
+
+/// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
+/// writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.
+///
+/// Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or otherwise unwind.
+/// Called on the thread that called rfd_auto_fit.
+pub type rfd_sample_callback = Option<
+    unsafe extern "C" fn(
+        user_data: *mut c_void,
+        batch_size: u64,
+        seed: u64,
+        loss: *mut f64,
+        sq_grad_norm: *mut f64,
+    ) -> i32,
+>;
+
+/// Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go on, any other
+/// number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only. Otherwise as
+/// rfd_sample_callback.
+pub type rfd_progress_callback =
+    Option<unsafe extern "C" fn(user_data: *mut c_void, progress: *const rfd_progress) -> i32>;
+
+/// How far rfd_auto_fit has come.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_progress {
+    /// The struct's size in the library, which may have more fields than the caller's header.
+    pub size: usize,
+    /// Mini-batches so far.
+    pub batches: u64,
+    /// Examples so far.
+    pub examples: u64,
+    /// Examples that will have been needed in the end, by the last fit; 0 before the first.
+    pub needed: u64,
+    /// Relative standard deviation of the variance in the last fit; NaN before the first.
+    pub relative_std: f64,
+    /// Where it has to come below.
+    pub tolerance: f64,
+}
+
+/// Options of rfd_auto_fit; rfd_auto_fit_options_init sets the defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_auto_fit_options {
+    /// sizeof(rfd_auto_fit_options).
+    pub size: usize,
+    /// Relative standard deviation of the variance at which to stop. Default 0.3.
+    pub tolerance: f64,
+    /// Examples to draw before the first fit. Default 6000.
+    pub initial_budget: u64,
+    /// Examples to draw at most, those in the cache included. Default 1,000,000.
+    pub max_budget: u64,
+    /// Smallest batch size to draw. Default 20.
+    pub min_batch_size: u64,
+    /// Largest batch size to draw: the size of the data set. 0, the default: the budget is the limit.
+    pub max_batch_size: u64,
+    /// All that is random follows from it. Default 0.
+    pub seed: u64,
+    /// CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none. Null, the default:
+    /// none.
+    pub cache: *const c_char,
+    /// One of RFD_DESIGN_*. Default RFD_DESIGN_GIBBS.
+    pub design: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers and raw pointers only.
+unsafe impl Versioned for rfd_auto_fit_options {
+    const NAME: &'static str = "rfd_auto_fit_options";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        tolerance: 0.3,
+        initial_budget: 6000,
+        max_budget: 1_000_000,
+        min_batch_size: 20,
+        max_batch_size: 0,
+        seed: 0,
+        cache: std::ptr::null(),
+        design: RFD_DESIGN_GIBBS,
+    };
+}
+
+impl rfd_auto_fit_options {
+    /// # Safety
+    /// `cache` is null or a string that ends with 0.
+    unsafe fn convert(&self) -> Result<AutoFit> {
+        let cache = if self.cache.is_null() {
+            None
+        } else {
+            // SAFETY: the caller vouches for it.
+            Some(unsafe { path(self.cache, "cache")? }.to_path_buf())
+        };
+        Ok(AutoFit {
+            tolerance: self.tolerance,
+            initial_budget: self.initial_budget,
+            max_budget: self.max_budget,
+            min_batch_size: self.min_batch_size,
+            max_batch_size: (self.max_batch_size > 0).then_some(self.max_batch_size),
+            seed: self.seed,
+            design: kind(self.design)?,
+            cache,
+        })
+    }
+}
+
+/// The sample callback returned an error.
+#[derive(Debug, thiserror::Error)]
+#[error("the sample callback returned {0}")]
+pub(super) struct CallbackError(i32);
+
+/// Sets all options to their defaults; `size` is sizeof(rfd_auto_fit_options).
+///
+/// `options` must not be null. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_auto_fit_options_init(
+    options: *mut rfd_auto_fit_options,
+    size: usize,
+) -> rfd_status {
+    // SAFETY: the header says what it may point to.
+    guard(|| unsafe { initialise(options, size) })
+}
+
+/// Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well enough or the
+/// budget is used up; then the fit is there all the same, with a warning. Set `fit->size` before the call.
+///
+/// `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks and may be
+/// anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are left out: on success
+/// `*statistics` is a new handle that the caller frees with rfd_statistics_destroy; `*warnings` a new buffer with one
+/// warning a line, empty for none, to be freed with rfd_buffer_destroy.
+///
+/// Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the run,
+/// RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
+/// when the cache can't be used. The cache keeps every sample drawn in each of these cases.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_auto_fit(
+    options: *const rfd_auto_fit_options,
+    dims: u64,
+    sample: rfd_sample_callback,
+    progress: rfd_progress_callback,
+    user_data: *mut c_void,
+    fit: *mut rfd_fit,
+    statistics: *mut *mut rfd_statistics,
+    warnings: *mut *mut rfd_buffer,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (options, fit, statistics, warnings) = unsafe {
+            let options = if options.is_null() { rfd_auto_fit_options::DEFAULT } else { read(options)? };
+            (
+                options.convert()?,
+                OutStruct::new(fit)?,
+                Out::optional(statistics, "statistics")?,
+                Out::optional(warnings, "warnings")?,
+            )
+        };
+        let Some(sample) = sample else { return Err(Failure::new(RFD_ERROR_NULL, "sample is null")) };
+        let evaluate = |batch_size: u64, seed: u64| {
+            // What a callback does not write is refused as not finite.
+            let mut drawn = BatchSample { loss: f64::NAN, sq_grad_norm: f64::NAN };
+            // SAFETY: a function of this type that does not unwind, says the header; both outputs are live.
+            let code = unsafe {
+                sample(user_data, batch_size, seed, &raw mut drawn.loss, &raw mut drawn.sq_grad_norm)
+            };
+            if code == 0 { Ok(drawn) } else { Err(CallbackError(code).into()) }
+        };
+        let mut report = |now: &Progress| {
+            let Some(progress) = progress else { return ControlFlow::Continue(()) };
+            let now = rfd_progress {
+                size: size_of::<rfd_progress>(),
+                batches: now.batches,
+                examples: now.samples,
+                needed: now.needed.unwrap_or(0),
+                relative_std: now.relative_std.unwrap_or(f64::NAN),
+                tolerance: now.tolerance,
+            };
+            // SAFETY: a function of this type that does not unwind, says the header.
+            match unsafe { progress(user_data, &raw const now) } {
+                0 => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
+            }
+        };
+        let fitted = options.run(&mut (dims, evaluate), &mut report)?;
+        fit.set(&fitted.fit.into());
+        if let Some(out) = statistics {
+            out.set_handle(rfd_statistics::new(fitted.statistics));
+        }
+        if let Some(out) = warnings {
+            out.set_handle(rfd_buffer::new(fitted.warnings.join("\n")));
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,152 @@
+//! Fits as plain structs.
+
+use std::ffi::c_char;
+
+use super::pointers::{Out, OutStruct, Versioned, path, read};
+use super::statistics::{collect, of_file};
+use super::status::{guard, rfd_status};
+use crate::Moments;
+use crate::estimation::{Fit, fit};
+
+/// Mean and variances that were estimated from samples.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_fit {
+    /// sizeof(rfd_fit).
+    pub size: usize,
+    /// Mean of the cost.
+    pub mean: f64,
+    /// Variance of the cost.
+    pub variance: f64,
+    /// Variance of one example's loss around the cost.
+    pub noise_variance: f64,
+    /// Expected squared norm of the cost's gradient.
+    pub grad_variance: f64,
+    /// Expected squared norm of one example's gradient noise.
+    pub noise_grad_variance: f64,
+    /// Estimated standard deviation of `variance` divided by it; 0.3 is good enough for training.
+    pub relative_std: f64,
+    /// Mini-batches used.
+    pub batches: u64,
+    /// Examples used: the sum of the batch sizes.
+    pub examples: u64,
+    /// Reweightings until mean, variance and noise variance settled.
+    pub iterations_loss: u32,
+    /// Reweightings until the gradient's variances settled.
+    pub iterations_grad: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers only.
+unsafe impl Versioned for rfd_fit {
+    const NAME: &'static str = "rfd_fit";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        mean: 0.0,
+        variance: 0.0,
+        noise_variance: 0.0,
+        grad_variance: 0.0,
+        noise_grad_variance: 0.0,
+        relative_std: 0.0,
+        batches: 0,
+        examples: 0,
+        iterations_loss: 0,
+        iterations_grad: 0,
+    };
+}
+
+impl From<Fit> for rfd_fit {
+    fn from(fit: Fit) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            mean: fit.mean,
+            variance: fit.variance,
+            noise_variance: fit.noise_variance,
+            grad_variance: fit.grad_variance,
+            noise_grad_variance: fit.noise_grad_variance,
+            relative_std: fit.relative_std,
+            batches: fit.batches,
+            examples: fit.samples,
+            iterations_loss: fit.iterations_loss,
+            iterations_grad: fit.iterations_grad,
+        }
+    }
+}
+
+impl From<rfd_fit> for Fit {
+    fn from(fit: rfd_fit) -> Self {
+        Self {
+            mean: fit.mean,
+            variance: fit.variance,
+            noise_variance: fit.noise_variance,
+            grad_variance: fit.grad_variance,
+            noise_grad_variance: fit.noise_grad_variance,
+            relative_std: fit.relative_std,
+            batches: fit.batches,
+            samples: fit.examples,
+            iterations_loss: fit.iterations_loss,
+            iterations_grad: fit.iterations_grad,
+        }
+    }
+}
+
+impl rfd_fit {
+    pub(super) fn moments(self, dims: u64) -> Moments {
+        Fit::from(self).moments(dims)
+    }
+}
+
+/// Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared norms of their
+/// gradients, and batch sizes, of which there must be at least two different ones. Set `result->size` before the call.
+///
+/// No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain,
+/// RFD_ERROR_ESTIMATION says which samples are missing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_fit_array(
+    losses: *const f64,
+    sq_grad_norms: *const f64,
+    batch_sizes: *const u64,
+    count: usize,
+    result: *mut rfd_fit,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (statistics, out) =
+            unsafe { (collect(losses, sq_grad_norms, batch_sizes, count)?, OutStruct::new(result)?) };
+        out.set(&fit(&statistics)?.into());
+        Ok(())
+    })
+}
+
+/// Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`. Set
+/// `result->size` before the call.
+///
+/// No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has row and
+/// column; RFD_ERROR_ESTIMATION says which samples are missing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_fit_csv(file: *const c_char, result: *mut rfd_fit) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (file, out) = unsafe { (path(file, "file")?, OutStruct::new(result)?) };
+        out.set(&fit(&of_file(file)?)?.into());
+        Ok(())
+    })
+}
+
+/// How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch sizes in the
+/// same proportions; 0 when it is there.
+///
+/// No pointer may be null. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_fit_further_examples(
+    fit: *const rfd_fit,
+    tolerance: f64,
+    examples: *mut u64,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (fit, out) = unsafe { (read(fit)?, Out::new(examples, "examples")?) };
+        out.set(Fit::from(fit).reliability(tolerance).map_or(0, |unreliable| unreliable.further_samples));
+        Ok(())
+    })
+}

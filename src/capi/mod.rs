@@ -1,0 +1,26 @@
+//! The C ABI: `include/rfdescent.h` is made from these files.
+//!
+//! One file per handle. Every function body runs in [`status::guard`], which turns errors and panics into a status and a
+//! message; [`pointers`] checks what C passes. Outputs are written last, so only on success.
+#![allow(non_camel_case_types)] // the names that C sees
+
+mod abi_version;
+mod auto_fit;
+mod buffer;
+mod design;
+mod fit;
+mod model;
+mod optimizer;
+mod pointers;
+mod statistics;
+mod status;
+
+pub use abi_version::RFD_ABI_VERSION;
+pub use auto_fit::*;
+pub use buffer::*;
+pub use design::*;
+pub use fit::*;
+pub use model::*;
+pub use optimizer::*;
+pub use statistics::*;
+pub use status::*;

@@ -1,0 +1,423 @@
+//! The plain structs that optimizers take and give.
+
+use std::ffi::{c_char, c_void};
+
+use super::super::model::{RFD_MODE_RFD, code, rule};
+use super::super::pointers::{Array, Versioned, initialise, slice, text};
+use super::super::status::{Failure, Result, guard, rfd_status};
+use crate::DType;
+use crate::optimizer::{Group, Options, Outcome, SkipReason, StepReport, TensorSpec};
+
+/// IEEE binary32.
+pub const RFD_DTYPE_F32: u32 = 0;
+/// IEEE binary64.
+pub const RFD_DTYPE_F64: u32 = 1;
+/// IEEE binary16.
+pub const RFD_DTYPE_F16: u32 = 2;
+/// bfloat16.
+pub const RFD_DTYPE_BF16: u32 = 3;
+
+/// Memory of the process.
+pub const RFD_DEVICE_CPU: u32 = 0;
+/// Memory of a CUDA device.
+pub const RFD_DEVICE_CUDA: u32 = 1;
+
+/// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that several ranks hold
+/// counts on one of them.
+pub const RFD_TENSOR_NOT_IN_NORM: u32 = 1;
+
+/// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the parameters are rounded
+/// from.
+pub const RFD_OPTIMIZER_MASTER_WEIGHTS: u32 = 1;
+/// A flag of an optimizer: f16 and bf16 parameters without master weights are rounded stochastically.
+pub const RFD_OPTIMIZER_STOCHASTIC_ROUNDING: u32 = 2;
+
+/// A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are left alone.
+pub const RFD_GROUP_NORM_LOCK: u32 = 1;
+
+/// No step has been seen yet.
+pub const RFD_OUTCOME_NONE: u32 = 0;
+/// Parameters were updated.
+pub const RFD_OUTCOME_APPLIED: u32 = 1;
+/// Skipped: found_inf was not 0.
+pub const RFD_OUTCOME_FOUND_INF: u32 = 2;
+/// Skipped: the loss is NaN or infinite.
+pub const RFD_OUTCOME_NON_FINITE_LOSS: u32 = 3;
+/// Skipped: a gradient has a NaN or infinite element, or the norm exceeds the range of double.
+pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
+/// Skipped: the gradient is 0.
+pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
+/// Skipped: a setting in a device's memory is outside its domain.
+pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
+
+/// Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
+/// tensor of the first group that counts in the norm.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_tensor_spec {
+    /// sizeof(rfd_tensor_spec).
+    pub size: usize,
+    /// A name of its own, UTF-8; it appears in errors and in saved states.
+    pub name: *const c_char,
+    /// Its `rank` sizes; null for rank 0, which has one element.
+    pub shape: *const u64,
+    /// Index of the first element in the whole tensor, when this is a shard of it.
+    pub offset: u64,
+    /// Number of sizes.
+    pub rank: u32,
+    /// One of RFD_DTYPE_*.
+    pub dtype: u32,
+    /// Index into the groups of the options.
+    pub group: u32,
+    /// RFD_TENSOR_* or 0.
+    pub flags: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers and raw pointers only.
+unsafe impl Versioned for rfd_tensor_spec {
+    const NAME: &'static str = "rfd_tensor_spec";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        name: std::ptr::null(),
+        shape: std::ptr::null(),
+        offset: 0,
+        rank: 0,
+        dtype: RFD_DTYPE_F32,
+        group: 0,
+        flags: 0,
+    };
+}
+
+/// Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_tensor {
+    /// sizeof(rfd_tensor).
+    pub size: usize,
+    /// Its first element, on the host or on the device. A gradient that is null is missing: the parameter stays as it is
+    /// and counts in no norm. A parameter may be null when it has no elements.
+    pub data: *mut c_void,
+    /// Number of elements.
+    pub count: u64,
+    /// One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+    pub dtype: u32,
+    /// One of RFD_DEVICE_*; the optimizer's.
+    pub device_kind: u32,
+    /// Number of the device among those of its kind; 0 for the CPU.
+    pub device_index: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers and raw pointers only.
+unsafe impl Versioned for rfd_tensor {
+    const NAME: &'static str = "rfd_tensor";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        data: std::ptr::null_mut(),
+        count: 0,
+        dtype: RFD_DTYPE_F32,
+        device_kind: RFD_DEVICE_CPU,
+        device_index: 0,
+    };
+}
+
+/// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step size.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_group {
+    /// sizeof(rfd_group).
+    pub size: usize,
+    /// Multiplies the group's length scale. Default 1.
+    pub length_scale_factor: f64,
+    /// Multiplies the learning rate of this group alone. Default 1.
+    pub multiplier: f64,
+    /// In [0, 1). Default 0: no velocity is kept.
+    pub momentum: f64,
+    /// Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
+    pub weight_decay: f64,
+    /// RFD_GROUP_* or 0.
+    pub flags: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers only.
+unsafe impl Versioned for rfd_group {
+    const NAME: &'static str = "rfd_group";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        length_scale_factor: 1.0,
+        multiplier: 1.0,
+        momentum: 0.0,
+        weight_decay: 0.0,
+        flags: 0,
+    };
+}
+
+/// Options of an optimizer; rfd_optimizer_options_init sets the defaults, RFD as published.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_optimizer_options {
+    /// sizeof(rfd_optimizer_options).
+    pub size: usize,
+    /// The groups; null, the default, for one with default settings.
+    pub groups: *const rfd_group,
+    /// Number of groups; 0 with null.
+    pub group_count: usize,
+    /// In [0, 1). Default 0.
+    pub conservatism: f64,
+    /// 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
+    pub inv_batch_size: f64,
+    /// Multiplies the step size; for schedulers. Default 1.
+    pub multiplier: f64,
+    /// The step size times the multiplier is cut to this. Default: infinity.
+    pub max_step_size: f64,
+    /// Of stochastic rounding. Default 0.
+    pub seed: u64,
+    /// One of RFD_MODE_*. Default RFD_MODE_RFD.
+    pub mode: u32,
+    /// RFD_OPTIMIZER_* added up, or 0.
+    pub flags: u32,
+    /// Where the tensors will be: one of RFD_DEVICE_*. Default RFD_DEVICE_CPU.
+    pub device_kind: u32,
+    /// Number of the device among those of its kind, as CUDA_VISIBLE_DEVICES counts. Default 0.
+    pub device_index: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers and raw pointers only.
+unsafe impl Versioned for rfd_optimizer_options {
+    const NAME: &'static str = "rfd_optimizer_options";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        groups: std::ptr::null(),
+        group_count: 0,
+        conservatism: 0.0,
+        inv_batch_size: 0.0,
+        multiplier: 1.0,
+        max_step_size: f64::INFINITY,
+        seed: 0,
+        mode: RFD_MODE_RFD,
+        flags: 0,
+        device_kind: RFD_DEVICE_CPU,
+        device_index: 0,
+    };
+}
+
+/// The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
+/// tensors on the CPU.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_step_input {
+    /// sizeof(rfd_step_input).
+    pub size: usize,
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
+    /// gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+    pub loss: f64,
+    /// S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
+    pub grad_scale: f64,
+    /// Any value but 0 skips the step. CPU only. Default 0.
+    pub found_inf: f64,
+    /// Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
+    pub loss_address: *const c_void,
+    /// Where S lies on the device. Default null: no gradient scale.
+    pub grad_scale_address: *const f32,
+    /// Where found_inf lies on the device. Default null: none.
+    pub found_inf_address: *const f32,
+    /// Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
+    pub loss_dtype: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers and raw pointers only.
+unsafe impl Versioned for rfd_step_input {
+    const NAME: &'static str = "rfd_step_input";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        loss: 0.0,
+        grad_scale: 1.0,
+        found_inf: 0.0,
+        loss_address: std::ptr::null(),
+        grad_scale_address: std::ptr::null(),
+        found_inf_address: std::ptr::null(),
+        loss_dtype: RFD_DTYPE_F32,
+    };
+}
+
+/// What a step did.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_step_report {
+    /// sizeof(rfd_step_report).
+    pub size: usize,
+    /// The loss given.
+    pub loss: f64,
+    /// Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
+    pub grad_norm: f64,
+    /// The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1.
+    pub sigma_norm: f64,
+    /// Gradient cost quotient; infinite at a loss of the cost's mean or above, 0 in a skipped step.
+    pub theta: f64,
+    /// Length of the step, multiplier and cap included; 0 in a skipped step.
+    pub step_size: f64,
+    /// `step_size` / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+    pub learning_rate: f64,
+    /// Steps applied so far, this one included.
+    pub applied_steps: u64,
+    /// Steps skipped so far, this one included.
+    pub skipped_steps: u64,
+    /// One of RFD_OUTCOME_*.
+    pub outcome: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: repr(C), a usize first, numbers only.
+unsafe impl Versioned for rfd_step_report {
+    const NAME: &'static str = "rfd_step_report";
+    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const DEFAULT: Self = Self {
+        size: size_of::<Self>(),
+        loss: 0.0,
+        grad_norm: 0.0,
+        sigma_norm: 0.0,
+        theta: 0.0,
+        step_size: 0.0,
+        learning_rate: 0.0,
+        applied_steps: 0,
+        skipped_steps: 0,
+        outcome: RFD_OUTCOME_NONE,
+        reserved: 0,
+    };
+}
+
+impl From<StepReport> for rfd_step_report {
+    fn from(report: StepReport) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            loss: report.loss,
+            grad_norm: report.grad_norm,
+            sigma_norm: report.sigma_norm,
+            theta: report.theta,
+            step_size: report.step_size,
+            learning_rate: report.learning_rate,
+            applied_steps: report.applied_steps,
+            skipped_steps: report.skipped_steps,
+            outcome: match report.outcome {
+                Outcome::Applied => RFD_OUTCOME_APPLIED,
+                Outcome::Skipped(SkipReason::FoundInf) => RFD_OUTCOME_FOUND_INF,
+                Outcome::Skipped(SkipReason::NonFiniteLoss) => RFD_OUTCOME_NON_FINITE_LOSS,
+                Outcome::Skipped(SkipReason::NonFiniteGradient) => RFD_OUTCOME_NON_FINITE_GRADIENT,
+                Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
+                Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
+            },
+            reserved: 0,
+        }
+    }
+}
+
+pub(super) fn dtype(value: u32) -> Result<DType> {
+    let formats = [DType::F32, DType::F64, DType::F16, DType::BF16];
+    code("dtype", value, &formats, "must be one of RFD_DTYPE_*")
+}
+
+/// An error for flags that this release does not know.
+fn flags(name: &str, value: u32, known: u32) -> Result<()> {
+    if value & !known == 0 { Ok(()) } else { Err(Failure::invalid(name, value, "has unknown bits")) }
+}
+
+impl rfd_group {
+    pub(super) fn convert(&self) -> Result<Group> {
+        flags("rfd_group.flags", self.flags, RFD_GROUP_NORM_LOCK)?;
+        Ok(Group {
+            length_scale_factor: self.length_scale_factor,
+            multiplier: self.multiplier,
+            momentum: self.momentum,
+            weight_decay: self.weight_decay,
+            norm_lock: self.flags & RFD_GROUP_NORM_LOCK != 0,
+        })
+    }
+}
+
+impl rfd_optimizer_options {
+    /// # Safety
+    /// `groups` is null or points to `group_count` of them.
+    pub(super) unsafe fn convert(&self) -> Result<Options> {
+        let known = RFD_OPTIMIZER_MASTER_WEIGHTS | RFD_OPTIMIZER_STOCHASTIC_ROUNDING;
+        flags("rfd_optimizer_options.flags", self.flags, known)?;
+        // SAFETY: the caller vouches for them.
+        let groups = unsafe { Array::new(self.groups, self.group_count, "groups")? };
+        let mut groups = groups.iter().map(|group| group?.convert()).collect::<Result<Vec<_>>>()?;
+        if groups.is_empty() {
+            groups.push(Group::default());
+        }
+        let stochastic = self.flags & RFD_OPTIMIZER_STOCHASTIC_ROUNDING != 0;
+        Ok(Options {
+            rule: rule(self.mode, self.conservatism)?,
+            inv_batch_size: self.inv_batch_size,
+            multiplier: self.multiplier,
+            max_step_size: (self.max_step_size != f64::INFINITY).then_some(self.max_step_size),
+            stochastic_rounding: stochastic.then_some(self.seed),
+            master_weights: self.flags & RFD_OPTIMIZER_MASTER_WEIGHTS != 0,
+            groups,
+        })
+    }
+}
+
+impl rfd_tensor_spec {
+    /// # Safety
+    /// `name` is null or a string that ends with 0, `shape` is null or points to `rank` sizes.
+    pub(super) unsafe fn convert(&self) -> Result<TensorSpec> {
+        // SAFETY: the caller vouches for both.
+        let (name, shape) = unsafe {
+            (text(self.name, "name of a tensor")?, slice(self.shape, self.rank as usize, "shape")?)
+        };
+        let convert = || {
+            flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
+            let shape = shape
+                .iter()
+                .map(|&size| {
+                    usize::try_from(size)
+                        .map_err(|_| Failure::invalid("shape", size, "is too large for this machine"))
+                })
+                .collect::<Result<Vec<usize>>>()?;
+            Ok(TensorSpec {
+                group: self.group as usize,
+                counts_in_norm: self.flags & RFD_TENSOR_NOT_IN_NORM == 0,
+                offset: self.offset,
+                ..TensorSpec::new(name, &shape, dtype(self.dtype)?)
+            })
+        };
+        convert().map_err(|failure: Failure| failure.at(&format!("tensor `{name}`")))
+    }
+}
+
+/// Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).
+///
+/// `group` must not be null. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_group_init(group: *mut rfd_group, size: usize) -> rfd_status {
+    // SAFETY: the header says what it may point to.
+    guard(|| unsafe { initialise(group, size) })
+}
+
+/// Sets all options to their defaults; `size` is sizeof(rfd_optimizer_options).
+///
+/// `options` must not be null. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_options_init(
+    options: *mut rfd_optimizer_options,
+    size: usize,
+) -> rfd_status {
+    // SAFETY: the header says what it may point to.
+    guard(|| unsafe { initialise(options, size) })
+}
+
+/// Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+///
+/// `input` must not be null. Any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_step_input_init(input: *mut rfd_step_input, size: usize) -> rfd_status {
+    // SAFETY: the header says what it may point to.
+    guard(|| unsafe { initialise(input, size) })
+}

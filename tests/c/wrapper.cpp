@@ -1,0 +1,140 @@
+// The C++ wrapper. Its argument is an empty folder.
+#include <rfdescent.hpp>
+
+#include "check.h"
+
+#include <cmath>
+#include <string>
+#include <type_traits>
+
+static_assert(std::is_nothrow_move_constructible_v<rfd::model> && !std::is_copy_constructible_v<rfd::model>);
+static_assert(std::is_nothrow_move_constructible_v<rfd::optimizer>);
+
+template <class Call>
+static rfd_status status_of(Call call) {
+    try {
+        call();
+    } catch (const rfd::error &failure) {
+        CHECK(std::string(failure.what()).size() > 5);
+        return failure.status();
+    }
+    return RFD_OK;
+}
+
+static rfd::batch_sample sample(std::uint64_t batch_size, std::uint64_t seed) {
+    const double u = static_cast<double>(seed >> 11) / 4503599627370496.0 - 1;
+    const double size = static_cast<double>(batch_size);
+    return {3 + u * std::sqrt(3 * (0.05 + 1 / size)), 2 + 100 / size};
+}
+
+struct thrown {
+    int value;
+};
+
+static void callbacks() {
+    auto options = rfd::auto_fit_options();
+    int calls = 0, reports = 0;
+    // Exceptions of any type pass through, and the library works after them.
+    try {
+        rfd::auto_fit(options, 1000, [&](std::uint64_t batch_size, std::uint64_t seed) {
+            if (++calls == 50) {
+                throw thrown{7};
+            }
+            return sample(batch_size, seed);
+        });
+        CHECK(false);
+    } catch (const thrown &caught) {
+        CHECK(caught.value == 7 && calls == 50);
+    }
+    try {
+        rfd::auto_fit(options, 1000, sample, [&](const rfd_progress &) -> bool {
+            if (++reports == 5) {
+                throw std::runtime_error("enough");
+            }
+            return true;
+        });
+        CHECK(false);
+    } catch (const std::runtime_error &caught) {
+        CHECK(caught.what() == std::string("enough"));
+    }
+    CHECK(status_of([&] { rfd::auto_fit(options, 1000, sample, [](const rfd_progress &) { return false; }); }) ==
+          RFD_ERROR_STOPPED);
+    CHECK(status_of([&] { rfd::auto_fit(options, 1000, {}); }) == RFD_ERROR_NULL);
+    options.max_budget = 7000;
+    options.tolerance = 0.001;
+    const auto fitted = rfd::auto_fit(options, 1000, sample, [](const rfd_progress &) { return true; });
+    CHECK(fitted.fit.batches == fitted.samples.batches() && fitted.fit.examples == fitted.samples.examples());
+    CHECK(fitted.warnings.find("max_budget") != std::string::npos);
+    CHECK(fitted.samples.fit().variance == fitted.fit.variance);
+    rfd::statistics twice = rfd::statistics::from_json(fitted.samples.to_json());
+    twice.merge(fitted.samples);
+    twice.push(3, 4, 20);
+    CHECK(twice.batches() == 2 * fitted.fit.batches + 1);
+    CHECK(status_of([&] { twice.push(NAN, 4, 20); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { twice.push_csv("nowhere"); }) == RFD_ERROR_IO);
+    CHECK(status_of([&] { rfd::fit_csv("nowhere"); }) == RFD_ERROR_IO);
+
+    const rfd::design design(0.05, 1.0, 20, 0, RFD_DESIGN_C_OPTIMAL);
+    const auto points = design.points();
+    CHECK(points.size() == 2 && points[0].first == 20 && design.quantile(0) == 20);
+    CHECK(design.examples_needed(0.3) > 100 && !design.after(twice, 100).points().empty());
+}
+
+static void models_and_steps(const std::string &folder) {
+    const rfd_moments moments{sizeof(rfd_moments), 2.5, 0.01, 0.9, 5, 300, 20000};
+    CHECK(status_of([&] { rfd::model("unknown", moments); }) == RFD_ERROR_INVALID_ARGUMENT);
+    rfd::model model("se", moments);
+    model.save(folder + "/model.json");
+    rfd::model moved = std::move(model);
+    model = rfd::model::load(folder + "/model.json");
+    CHECK(model.to_json() == moved.to_json() && model.moments().dims == 20000);
+    CHECK(model.covariance() == "squared_exponential");
+    CHECK(rfd::model::from_json(model.to_json()).length_scale() == model.length_scale());
+    CHECK(model.step_size(2.5, 1.0) == model.plateau_step_size() && model.asymptotic_learning_rate(0) > 0);
+    CHECK(model.conditional_mean(2, 1, 0, 0).value == 2 && model.conditional_variance(0, 1).value > 0);
+    CHECK(status_of([&] { model.step_size(2, 0); }) == RFD_ERROR_NO_STEP);
+
+    auto options = rfd::optimizer_options();
+    const auto settings = rfd::group();
+    options.groups = &settings;
+    options.group_count = 1;
+    rfd::optimizer optimizer(model, options, {{"w", {2, 2}}, {"b", {2}, RFD_DTYPE_F64}});
+    std::vector<float> w{1, 2, 3, 4}, w_gradient{1, 0, 0, 2};
+    std::vector<double> b{1, 1}, b_gradient{2, 0};
+    const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 4), rfd::host_tensor(b.data(), 2)};
+    const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 4), rfd::host_tensor(b_gradient.data(), 2)};
+    CHECK(optimizer.status().outcome == RFD_OUTCOME_NONE);
+    const rfd_step_report report = optimizer.step(params, grads, rfd::step_input(2.0));
+    CHECK(report.outcome == RFD_OUTCOME_APPLIED && report.grad_norm == 3 && w[0] < 1 && w[1] == 2);
+    CHECK(optimizer.wait().step_size == report.step_size);
+    const double *norm = optimizer.squared_norm(params, grads);
+    CHECK(norm[0] == 9);
+    optimizer.init_master_weights(params);
+    optimizer.step_with_norm(params, grads, norm, rfd::step_input(2.0));
+    CHECK(optimizer.status().applied_steps == 2);
+    optimizer.save_state(folder + "/state");
+    const std::string state = optimizer.state();
+    optimizer.set_state(state);
+    optimizer.load_state(folder + "/state");
+    optimizer.set_multiplier(0.5);
+    optimizer.set_inv_batch_size(0.01);
+    optimizer.set_weight_decay(0, 0.1);
+    optimizer.set_group(0, settings);
+    CHECK(status_of([&] { optimizer.set_multiplier(-1); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { optimizer.step(params, {}, rfd::step_input(2.0)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { optimizer.step_on(&w, params, grads, rfd::step_input(2.0)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { rfd::optimizer(model, options, {{"w", {2}}, {"w", {2}}}); }) == RFD_ERROR_TENSOR);
+    const rfd_tensor elsewhere = rfd::cuda_tensor(w.data(), 4, RFD_DTYPE_F32);
+    CHECK(status_of([&] { optimizer.step({elsewhere, params[1]}, grads, rfd::step_input(2.0)); }) == RFD_ERROR_TENSOR);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) {
+        std::fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
+        return 2;
+    }
+    rfd::check_abi();
+    callbacks();
+    models_and_steps(argv[1]);
+    std::printf("%d checks passed\n", checks);
+}
