@@ -47,6 +47,24 @@ fn create_beside(target: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
+/// The bytes of a regular file, symbolic links followed. A pipe or a device may never end, so it is refused.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>> {
+    check_regular(path)?;
+    fs::read(path).map_err(|source| Error::Io { path: path.into(), source })
+}
+
+/// An error unless there is a regular file at the path; asked before opening, which alone may block for ever.
+pub(crate) fn check_regular(path: &Path) -> Result<()> {
+    let metadata = fs::metadata(path).map_err(|source| Error::Io { path: path.into(), source })?;
+    if metadata.is_file() {
+        Ok(())
+    } else {
+        let problem =
+            "not a regular file (a folder, pipe or device): copy what it holds to a file and give that";
+        Err(Error::File { path: path.into(), problem: problem.into() })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,23 +102,5 @@ mod tests {
         assert_eq!(fs::read(&file).unwrap(), b"new");
         write_atomically(Path::new("/dev/null"), b"gone").unwrap();
         assert!(!Path::new("/dev/null").is_file());
-    }
-}
-
-/// The bytes of a regular file, symbolic links followed. A pipe or a device may never end, so it is refused.
-pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>> {
-    check_regular(path)?;
-    fs::read(path).map_err(|source| Error::Io { path: path.into(), source })
-}
-
-/// An error unless there is a regular file at the path; asked before opening, which alone may block for ever.
-pub(crate) fn check_regular(path: &Path) -> Result<()> {
-    let metadata = fs::metadata(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    if metadata.is_file() {
-        Ok(())
-    } else {
-        let problem =
-            "not a regular file (a folder, pipe or device): copy what it holds to a file and give that";
-        Err(Error::File { path: path.into(), problem: problem.into() })
     }
 }

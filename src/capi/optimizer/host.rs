@@ -166,7 +166,7 @@ impl Host {
             let overlapped =
                 rivals.iter().flatten().find(|&&rival| self.memory[rival].end > self.memory[k].start);
             if let Some(&rival) = overlapped {
-                let what = |k: usize| if k % 2 == 0 { "parameter" } else { "gradient" };
+                let what = |k: usize| if k.is_multiple_of(2) { "parameter" } else { "gradient" };
                 return Err(Failure::new(
                     RFD_ERROR_TENSOR,
                     format!(
