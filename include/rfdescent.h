@@ -142,6 +142,11 @@
 #define RFD_OUTCOME_INVALID_OPTION 6
 
 /**
+ * Skipped: with momentum, gradient norm or learning rate leave the range of float, in which velocities are kept.
+ */
+#define RFD_OUTCOME_OUT_OF_RANGE 7
+
+/**
  * Bytes that the library made: a text or a saved state. Immutable, so any thread may read it.
  */
 typedef struct rfd_buffer rfd_buffer;

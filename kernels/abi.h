@@ -45,6 +45,7 @@ typedef unsigned long long uint64_t;
 #define RFD_REASON_NON_FINITE_GRADIENT 3
 #define RFD_REASON_ZERO_GRADIENT 4
 #define RFD_REASON_INVALID_OPTION 5
+#define RFD_REASON_OUT_OF_RANGE 6
 
 // Flags of a tensor.
 #define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm

@@ -67,8 +67,11 @@ __device__ __forceinline__ bool not_negative(double x)
 
 __device__ __forceinline__ bool is_valid(const RfdGroup& group)
 {
-    return group.length_scale_factor > 0.0 && is_finite(group.length_scale_factor) && not_negative(group.multiplier) &&
-           not_negative(group.weight_decay) && group.momentum >= 0.0 && group.momentum < 1.0;
+    // The factor's square enters the norm: it has to be a normal number.
+    const double square = group.length_scale_factor * group.length_scale_factor;
+    return group.length_scale_factor > 0.0 && square >= power_of_two(-1022) && is_finite(square) &&
+           not_negative(group.multiplier) && not_negative(group.weight_decay) && group.momentum >= 0.0 &&
+           group.momentum < 1.0;
 }
 
 __device__ __forceinline__ bool is_valid(const RfdSettings& settings, double grad_scale)
@@ -183,6 +186,24 @@ __device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<G
     decision.unscale = 1.0 / grad_scale_of(launch.step);
 }
 
+// Velocities are f32: |v| ≤ max ‖g‖/(1 − m) has to stay finite, and so has the learning rate. Else there is no step.
+__device__ __forceinline__ void refuse_what_velocities_cannot_hold(const Launch& launch, Decision& decision)
+{
+    const double largest = RFD_F32_MAX;
+    bool fits = true;
+    for (uint32_t i = threadIdx.x; i < launch.step.group_count; i += RFD_LANES) {
+        const RfdGroup& group = launch.group(i);
+        fits = fits && (group.momentum == 0.0 || (decision.grad_norm <= largest * (1.0 - group.momentum) &&
+                                                  scalars_of(decision, group).coefficient <= largest));
+    }
+    const bool applies = decision.reason == RFD_REASON_APPLIED;
+    if (__syncthreads_and(fits) == 0 && applies && threadIdx.x == 0) {
+        decision.reason = RFD_REASON_OUT_OF_RANGE;
+        decision.theta = decision.step_size = decision.learning_rate = 0.0;
+    }
+    __syncthreads();
+}
+
 // After inspect; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after a rescue.
 template <bool GENERIC>
 RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<GENERIC>& scratch, int exponent)
@@ -222,6 +243,7 @@ RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<GENERIC>& scrat
         conclude<GENERIC>(launch, scratch, u);
     }
     __syncthreads();
+    refuse_what_velocities_cannot_hold(launch, decision);
 }
 
 // Counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on how to read

@@ -119,8 +119,10 @@ RFD_KERNEL(rfd_total, 1)
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
         RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);
-        norm->euclidean = totals.euclidean * unit * unit;
-        norm->sigma = totals.sigma * unit * unit;
+        // NaN also where a tensor that does not count isn't finite: then every rank has to skip.
+        const double spoilt = totals.finite ? 0.0 : RFD_F64_INFINITY - RFD_F64_INFINITY;
+        norm->euclidean = totals.euclidean * unit * unit + spoilt;
+        norm->sigma = totals.sigma * unit * unit + spoilt;
         forget_largest(step);
     }
 }

@@ -91,7 +91,11 @@ __device__ __forceinline__ Forces forces_of(const RfdModel& model, double loss, 
         grad_norm = grad_norm * quarter;
         gap = model.mean * quarter - loss * quarter;
     }
-    const double theta = (p * grad_norm) / (q * gap);
+    double theta = (p * grad_norm) / (q * gap);
+    if (theta != theta) {
+        // 0/0: both products underflowed. The shares are at least 1e-100, so scaled up neither does.
+        theta = (p * (grad_norm * up)) / (q * (gap * up));
+    }
     double a = model.length_scale * (p * grad_norm), b = q * gap;
     const bool large = !is_finite(a);
     if (large || (a < small && b < small)) {

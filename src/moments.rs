@@ -16,11 +16,12 @@ pub struct Moments {
     pub mean: f64,
     /// C(0), the variance of the cost; > 0.
     pub variance: f64,
-    /// C_ε(0), the variance of one example's loss around the cost; ≥ 0.
+    /// C_ε(0), the variance of one example's loss around the cost; ≥ 0 and at most 1e100 times `variance`.
     pub noise_variance: f64,
     /// −d·C'(0), the expected squared norm of the cost's gradient; > 0.
     pub grad_variance: f64,
-    /// −d·C'_ε(0), the expected squared norm of one example's gradient noise; ≥ 0.
+    /// −d·C'_ε(0), the expected squared norm of one example's gradient noise; ≥ 0 and at most 1e100 times
+    /// `grad_variance`.
     pub noise_grad_variance: f64,
     /// d, the number of parameters; ≥ 1.
     pub dims: u64,
@@ -71,6 +72,21 @@ impl Moments {
             "noise_grad_variance",
             self.noise_grad_variance,
             sums,
+        )?;
+        // Beyond, a mini-batch says nothing about the cost, and products with such shares underflow.
+        const SMALLEST_SHARE: f64 = 1e-100;
+        let share = |signal: f64, noise: f64| signal / (signal + noise) >= SMALLEST_SHARE;
+        check(
+            share(self.variance, self.noise_variance),
+            "noise_variance",
+            self.noise_variance,
+            "must not exceed 1e100 times `variance`; draw more samples, at larger batch sizes, and fit again",
+        )?;
+        check(
+            share(self.grad_variance, self.noise_grad_variance),
+            "noise_grad_variance",
+            self.noise_grad_variance,
+            "must not exceed 1e100 times `grad_variance`; draw more samples, at larger batch sizes, and fit again",
         )?;
         check(self.dims >= 1, "dims", self.dims as f64, "must be at least 1: the number of parameters")
     }

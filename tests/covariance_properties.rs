@@ -7,7 +7,9 @@ use std::sync::Arc;
 use covariance_support::{families, opaque, relative_error};
 use proptest::prelude::*;
 use rfdescent::Moments;
-use rfdescent::covariance::{Covariance, Family, Model, Observation, StepMode, StepRule, sigma_norm};
+use rfdescent::covariance::{
+    Covariance, Family, Model, Observation, SquaredExponential, StepMode, StepRule, sigma_norm,
+};
 
 fn rule(conservatism: f64) -> StepRule {
     StepRule::new(StepMode::Rfd, conservatism).unwrap()
@@ -325,6 +327,160 @@ fn user_covariances_are_checked() {
     ] {
         let error = Model::with_covariance(Arc::new(Line(coefficients)), moments).unwrap_err();
         assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
+/// A squared exponential whose user got the closed form wrong where a lies in a range.
+#[derive(Debug)]
+struct Wrong {
+    step: f64,
+    at: std::ops::Range<f64>,
+}
+
+impl Covariance for Wrong {
+    fn name(&self) -> String {
+        "wrong".into()
+    }
+    fn c(&self, h: f64) -> f64 {
+        SquaredExponential.c(h)
+    }
+    fn dc(&self, h: f64) -> f64 {
+        SquaredExponential.dc(h)
+    }
+    fn ddc(&self, h: f64) -> f64 {
+        SquaredExponential.ddc(h)
+    }
+    fn closed_form_step(&self, a: f64, b: f64) -> Option<f64> {
+        if self.at.contains(&a) { Some(self.step) } else { SquaredExponential.closed_form_step(a, b) }
+    }
+}
+
+#[test]
+fn closed_forms_of_users_are_checked_and_never_trusted() {
+    let moments = Moments {
+        mean: 1.0,
+        variance: 1.0,
+        noise_variance: 0.0,
+        grad_variance: 1.0,
+        noise_grad_variance: 0.0,
+        dims: 1,
+    };
+    let exact = Model::new(Family::SquaredExponential, moments).unwrap();
+    let observation = Observation { loss: 0.0, grad_norm: 3e-13, inv_batch_size: 0.0 };
+    for step in [f64::NAN, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
+        // From the plateau on, only for weak gradients, only where there is none.
+        for end in [2.0, 0.01, 1e-300] {
+            let covariance = Wrong { step, at: 0.0..end };
+            let error = Model::with_covariance(Arc::new(covariance), moments).unwrap_err().to_string();
+            assert!(error.contains("closed_form_step(") && error.contains("`wrong`"), "{error}");
+        }
+        // Right at all points tried, wrong at the step: searched instead.
+        let model = Model::with_covariance(Arc::new(Wrong { step, at: 1e-13..1e-12 }), moments).unwrap();
+        let (got, want) = (step_size(&model, &observation, 0.0), step_size(&exact, &observation, 0.0));
+        assert!(relative_error(got, want) < 2e-14, "{step}: {got} {want}");
+    }
+    assert!(Model::with_covariance(Arc::new(Wrong { step: 0.0, at: 0.0..2.0 }), moments).is_err());
+}
+
+/// Noise so large that the signal's share vanishes is named when the model is made; up to there all is finite.
+#[test]
+fn signals_lost_in_the_noise_are_refused() {
+    let with = |variance: f64, noise_variance: f64, grad_variance: f64, noise_grad_variance: f64| Moments {
+        mean: 1.0,
+        variance,
+        noise_variance,
+        grad_variance,
+        noise_grad_variance,
+        dims: 1000,
+    };
+    for (moments, named) in [
+        (with(0.01, 1e307, 1.0, 1.0), "noise_variance = "),
+        (with(1.0, 1.0, 1e-150, 1e308), "noise_grad_variance = "),
+        (with(1.0, 1.1e100, 1.0, 1.0), "noise_variance = "),
+    ] {
+        let error = Model::new(Family::Matern32, moments).unwrap_err().to_string();
+        assert!(error.starts_with(named) && error.contains("1e100 times"), "{error}");
+    }
+    for family in families() {
+        let model = Model::new(family, with(0.01, 0.9e98, 500.0, 4e102)).unwrap();
+        for inv_batch_size in [0.0, 1e-300, 1e-50, 1.0] {
+            for step in [0.0, 1e-3, 1.0, 1e3, 1e150].map(|u| u * model.length_scale()) {
+                let variance = model.conditional_variance(inv_batch_size, step).unwrap();
+                assert!((0.0..=0.01 * (1.0 + 1e-15)).contains(&variance.value), "{family} {variance:?}");
+                assert!(variance.slope.is_finite());
+            }
+            let observation = Observation { loss: 0.5, grad_norm: 20.0, inv_batch_size };
+            let step = step_size(&model, &observation, 0.5);
+            assert!((0.0..=model.plateau_step_size()).contains(&step), "{family} {step}");
+        }
+        // Without noise at b = ∞ the noise's variance is nothing to the step.
+        let quiet = Model::new(family, with(0.01, 0.0, 500.0, 0.0)).unwrap();
+        let observation = Observation { loss: 0.5, grad_norm: 20.0, inv_batch_size: 0.0 };
+        assert_eq!(step_size(&model, &observation, 0.5), step_size(&quiet, &observation, 0.5), "{family}");
+    }
+}
+
+/// Θ where its numerator and denominator both underflow: the smallest numbers there are, and shares of 1/3.
+#[test]
+fn theta_of_the_smallest_numbers() {
+    let moments = Moments {
+        mean: 0.0,
+        variance: 1.0,
+        noise_variance: 2.0,
+        grad_variance: 1.0,
+        noise_grad_variance: 2.0,
+        dims: 1,
+    };
+    for family in families() {
+        let model = Model::new(family, moments).unwrap();
+        // Where only one of the two products underflows Θ is 0 or ∞, both as close as its digits allow.
+        for (grad_norm, loss, theta) in
+            [(5e-324, -5e-324, 1.0), (5e-324, -1e-323, 0.0), (1e-323, -5e-324, f64::INFINITY)]
+        {
+            let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 };
+            let step = model.step(&observation, &rule(0.0)).unwrap();
+            assert_eq!(step.theta, theta, "{family}");
+            assert!(step.step_size > 0.0 && step.step_size <= model.plateau_step_size());
+        }
+        let faint = Moments { noise_variance: 0.9e100, noise_grad_variance: 0.9e100, ..moments };
+        let model = Model::new(family, faint).unwrap();
+        let observation = Observation { loss: -1e-230, grad_norm: 1e-230, inv_batch_size: 1.0 };
+        assert_eq!(model.step(&observation, &rule(0.0)).unwrap().theta, 1.0, "{family}");
+    }
+}
+
+/// Either a finite number or an error, never NaN, at numbers from end to end of the range.
+#[test]
+fn conditional_moments_beyond_the_range_of_f64_are_errors() {
+    for family in families() {
+        let moments = Moments {
+            mean: 1e308,
+            variance: 1e300,
+            noise_variance: 1e300,
+            grad_variance: 1.0,
+            noise_grad_variance: 0.0,
+            dims: 1,
+        };
+        let model = Model::new(family, moments).unwrap();
+        let (mut finite, mut refused) = (0, 0);
+        for loss in [-f64::MAX, 0.0, 1e308] {
+            for grad_norm in [0.0, 1.0, f64::MAX] {
+                for step_size in [0.0, 1.0, 1e150, 1e300] {
+                    let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 };
+                    match model.conditional_mean(&observation, step_size) {
+                        Ok(mean) => {
+                            assert!(mean.value.is_finite() && mean.slope.is_finite());
+                            finite += 1;
+                        }
+                        Err(error) => {
+                            assert!(error.to_string().contains("range of f64"), "{error}");
+                            refused += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(finite > 10 && refused > 0, "{family}: {finite} {refused}");
     }
 }
 

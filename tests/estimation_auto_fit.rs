@@ -92,6 +92,7 @@ fn reaches_the_tolerance_with_the_right_moments() {
 #[test]
 fn a_run_interrupted_anywhere_and_resumed_ends_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
+    let mut cuts = [0, 0];
     // Seeds for which a run goes through four designs; the first one has a chunk in between without any fit.
     for (design, seed) in [(DesignKind::Gibbs, 3), (DesignKind::COptimal, 8)] {
         let in_memory =
@@ -112,24 +113,28 @@ fn a_run_interrupted_anywhere_and_resumed_ends_with_the_same_bits() {
                 other => panic!("{other:?}"),
             }
             // Every third time, the power went in the middle of a row.
-            let mut drawn_again = total - k;
+            // The row is only lost where the cut hit a number in front of the time.
+            let mut lost = 0;
             if k % 3 == 1 {
-                let content = std::fs::read(&path).unwrap();
-                std::fs::write(&path, &content[..content.len() - 1 - k as usize % 20]).unwrap();
-                drawn_again += 1;
+                let content = std::fs::read_to_string(&path).unwrap();
+                let cut = &content[..content.len() - 1 - k as usize % 20 * 2];
+                std::fs::write(&path, cut).unwrap();
+                lost = u64::from(cut.rsplit('\n').next().unwrap().matches(',').count() < 3);
+                cuts[lost as usize] += 1;
             }
             let mut sampler = cost();
             let resumed = options.run(&mut sampler, &mut go_on).unwrap();
             assert_eq!(resumed.fit, in_memory.fit, "interrupted after {k}");
             assert_eq!(resumed.statistics, in_memory.statistics);
-            assert_eq!(sampler.calls, drawn_again);
-            assert_eq!(resumed.warnings.len(), usize::from(k % 3 == 1), "{:?}", resumed.warnings);
+            assert_eq!(sampler.calls, total - k + lost);
+            assert_eq!(resumed.warnings.len(), lost as usize, "{:?}", resumed.warnings);
             // Whole again: a third run draws nothing.
             let mut sampler = cost();
             assert_eq!(options.run(&mut sampler, &mut go_on).unwrap().fit, in_memory.fit);
             assert_eq!(sampler.calls, 0);
         }
     }
+    assert!(cuts[0] > 2 && cuts[1] > 2, "rows kept and lost: {cuts:?}");
 }
 
 #[test]
@@ -256,9 +261,18 @@ fn caches_that_cannot_be_used_stop_the_run_before_any_sample() {
         (file("bad.csv", "loss,grad_norm,batchsize,time\n1,1,0,0\n1,1,20,0\n"), "row 2"),
         (file("nan.csv", "loss,grad_norm,batchsize,time\nnan,1,20,0\n"), "row 2"),
         (file("other.csv", "a,b\n1,2\n"), "row 1"),
+        (file("quote.csv", "loss,grad_norm,batchsize,time\n1,2,20,\"a\n"), "row 2: a quote"),
+        (file("torn quote.csv", "loss,grad_norm,batchsize,time\n1,2,20,\"a"), "row 2: a quote"),
+        (
+            file("quotes.csv", "loss,grad_norm,batchsize,time\n1,2,20,\"a\n1,2,20,0\n1,2,20,\"b\n"),
+            "row 2: a quote",
+        ),
+        (file("short.csv", "loss,grad_norm,batchsize,time\n1,2,20\n"), "row 2: 3 fields"),
+        (file("twice.csv", "loss,grad_norm,batchsize,loss\n1,2,20,1\n"), "`loss` more than once"),
+        (file("header.csv", "loss,sq_grad_norm,batchsize"), "row 1"),
     ];
     if cfg!(target_os = "linux") {
-        cases.push(("/dev/full".into(), "/dev/full"));
+        cases.extend([("/dev/full".into(), "/dev/full"), ("/dev/zero".into(), "not a regular file")]);
     }
     let content = |path: &Path| path.is_file().then(|| std::fs::read(path).unwrap());
     for (path, word) in cases {
@@ -281,6 +295,90 @@ fn a_cache_cut_off_in_its_header_starts_afresh() {
         small(Some(&path)).run(&mut cost(), &mut go_on).unwrap();
         assert!(read_samples(&path).unwrap().len() > 10);
     }
+}
+
+/// What a user's own file may look like, and what the first row drawn is preceded by.
+#[test]
+fn a_last_row_without_a_line_break_is_kept_where_all_its_numbers_are_followed_by_a_separator() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let long = "loss,grad_norm,batchsize,time,note,host";
+    for (content, mended, samples) in [
+        ("loss,grad_norm,batchsize,time\n1,2,20,", "1,2,20,\n", 1),
+        ("loss,grad_norm,batchsize,time\n1,2,20,17.", "1,2,20,17.\n", 1),
+        ("loss,grad_norm,batchsize,time\r\n1,2,20,17.5", "1,2,20,17.5\r\n", 1),
+        ("loss,grad_norm,batchsize,time\r1,2,20,17.5", "1,2,20,17.5\r", 1),
+        (&format!("{long}\n1,2,20,0,\"a, b\""), "1,2,20,0,\"a, b\",\n", 1),
+        (&format!("{long}\n1,2,20,"), "1,2,20,,,\n", 1),
+        // A batch size of 20, or the beginning of one of 200.
+        ("loss,grad_norm,batchsize,time\n1,2,20", "time\n", 0),
+        ("loss,batchsize,grad_norm\n1,20,3\n1,20,3.5", "1,20,3\n", 1),
+        ("time,loss,batchsize,grad_norm\r\n0,1,20,3\r\n0,1,20,3.5", "0,1,20,3\r\n", 1),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let mut lines = String::new();
+        let stopped = small(Some(&path)).run(&mut cost(), &mut |p| match p.batches > samples {
+            true => ControlFlow::Break(()),
+            false => {
+                lines = std::fs::read_to_string(&path).unwrap();
+                ControlFlow::Continue(())
+            }
+        });
+        assert!(
+            matches!(stopped, Err(Error::Estimation(EstimationError::Interrupted { .. }))),
+            "{stopped:?}"
+        );
+        assert!(lines.ends_with(mended), "{content:?} became {lines:?}");
+        // Rows drawn end as the others do.
+        let whole = std::fs::read_to_string(&path).unwrap();
+        let line_break = &mended[mended.find(['\r', '\n']).unwrap()..];
+        assert!(whole.ends_with(line_break) && whole.len() > lines.len(), "{whole:?}");
+        assert_eq!(read_samples(&path).unwrap().len() as u64, samples + 1, "{whole:?}");
+        assert!(line_break != "\r" || !whole.contains('\n'), "{whole:?}");
+    }
+}
+
+/// Constant losses: no fit ever, and batch sizes up to the largest there are. Between samples next to nothing may happen.
+#[test]
+fn a_budget_without_end_costs_no_time_between_samples() {
+    let start = std::time::Instant::now();
+    let mut sampler = (10, |b: u64, _| Ok(BatchSample { loss: 1.0, sq_grad_norm: 1.0 + 1.0 / b as f64 }));
+    let options = AutoFit { max_batch_size: None, max_budget: u64::MAX, ..small(None) };
+    let stopped = options.run(&mut sampler, &mut |p| match p.batches >= 1000 {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    });
+    assert!(matches!(stopped, Err(Error::Estimation(EstimationError::Interrupted { batches: 1000, .. }))));
+    let took = start.elapsed().as_secs_f64();
+    println!("1000 samples in {took} s");
+    // Some 60 fits with designs over a million batch sizes each; it would be a thousand.
+    let bound = if cfg!(debug_assertions) { 200.0 } else { 20.0 };
+    assert!(took < bound, "{took} s");
+}
+
+#[test]
+fn losses_too_small_for_squares_stop_the_run_at_the_first_fit() {
+    let mut calls = 0u32;
+    let mut sampler = (10, |b: u64, seed: u64| {
+        calls += 1;
+        Ok(BatchSample { loss: (seed % 97) as f64 * 1e-160, sq_grad_norm: 1.0 + 1.0 / b as f64 })
+    });
+    let options = AutoFit { max_batch_size: None, max_budget: u64::MAX, ..small(None) };
+    let error = options.run(&mut sampler, &mut go_on).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::Estimation(EstimationError::TooSmall { quantity: "variance", value }) if value < 1e-310
+    ));
+    assert!(error.to_string().contains("multiply the loss"), "{error}");
+    assert!(calls < 100, "{calls}");
+}
+
+#[test]
+fn a_tolerance_out_of_reach_is_said_to_be_so() {
+    let options = AutoFit { tolerance: 1e-200, ..small(None) };
+    let fitted = options.run(&mut cost(), &mut go_on).unwrap();
+    let [warning] = &fitted.warnings[..] else { panic!("{:?}", fitted.warnings) };
+    assert!(warning.contains("more than 1e15 more would be needed"), "{warning}");
 }
 
 #[test]
@@ -306,6 +404,10 @@ fn bad_options_are_named() {
         (AutoFit { min_batch_size: 0, ..small(None) }, "min_batch_size"),
         (AutoFit { max_batch_size: Some(20), ..small(None) }, "max_batch_size"),
         (AutoFit { max_budget: 20, ..small(None) }, "max_budget"),
+        (
+            AutoFit { min_batch_size: 2_000_000, max_batch_size: None, max_budget: u64::MAX, ..small(None) },
+            "min_batch_size",
+        ),
     ];
     for (options, word) in cases {
         match options.run(&mut cost(), &mut go_on) {

@@ -102,3 +102,16 @@ fn the_normality_test_needs_twenty_samples() {
     let d = diagnostics(&simulated(7, 16, 5, Random::normal), None);
     assert_eq!((d.normality_statistic, d.normality_p_value), (None, None));
 }
+
+/// A power of two scales everything exactly, at the smallest scale that a fit accepts as at any other.
+#[test]
+fn the_scale_of_the_loss_does_not_matter() {
+    let samples = simulated(5, 400, 5, Random::normal);
+    // 0.1 is the smallest standard deviation: 0.1·2⁻²⁴⁵ = 1.8e-75.
+    let scale = 2f64.powi(-245);
+    let scaled: Vec<Sample> = samples
+        .iter()
+        .map(|s| Sample { loss: s.loss * scale, sq_grad_norm: s.sq_grad_norm * scale * scale, ..*s })
+        .collect();
+    assert_eq!(diagnostics(&scaled, Some(5)), diagnostics(&samples, Some(5)));
+}

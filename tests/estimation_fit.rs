@@ -193,3 +193,47 @@ fn samples_that_determine_nothing_are_named_errors() {
     let flat = error_of(&exact(0.01, 0.8, 0.0, 0.0, &[20, 50, 225]));
     assert!(matches!(flat, EstimationError::NonPositiveIntercept { quantity: "grad_variance", .. }));
 }
+
+#[test]
+fn batch_sizes_that_rounding_cannot_tell_apart_are_named() {
+    for (sizes, close) in [
+        ([u64::MAX - 1, u64::MAX], true),
+        ([1 << 40, (1 << 40) + 1], true),
+        ([1_000_000, 1_000_001], false),
+        ([1, u64::MAX], false),
+    ] {
+        let result = fit(&exact(0.01, 0.8, 500.0, 9e4, &sizes));
+        let named = matches!(
+            &result,
+            Err(Error::Estimation(EstimationError::BatchSizesTooClose { smallest, largest }))
+                if [*smallest, *largest] == sizes
+        );
+        assert_eq!(named, close, "{sizes:?}: {result:?}");
+    }
+}
+
+/// Squares below 1e-150, whose own squares would lose digits.
+#[test]
+fn scales_at_which_squares_underflow_are_named() {
+    for scale in [1e-77, 1e-154, 1e-160] {
+        let mut small = SampleStatistics::new();
+        for (b, sign) in [(20, 1.0), (20, -1.0), (1000, 0.9), (1000, -0.9)] {
+            small
+                .push(&Sample { loss: sign * scale, sq_grad_norm: 1.0 + 1.0 / b as f64, batch_size: b })
+                .unwrap();
+        }
+        let error = error_of(&small);
+        assert!(matches!(error, EstimationError::TooSmall { quantity: "variance", .. }), "{error}");
+    }
+    let error = error_of(&exact(0.01, 0.8, 1e-155, 1e-154, &[20, 50, 225]));
+    assert!(matches!(error, EstimationError::TooSmall { quantity: "grad_variance", .. }), "{error}");
+}
+
+#[test]
+fn a_tolerance_out_of_reach_is_said_to_be_so() {
+    let fitted = fit(&exact(0.01, 0.8, 500.0, 9e4, &[20, 50, 225, 1000])).unwrap();
+    for tolerance in [1e-200, 0.0] {
+        let warning = fitted.reliability(tolerance).unwrap().to_string();
+        assert!(warning.contains("more than 1e15 more would be needed, so raise the tolerance"), "{warning}");
+    }
+}

@@ -25,6 +25,13 @@ fn columns_in_any_order_and_company() {
             .replace("-0.0003e4", "0.0003e4")
             .as_str(),
         "loss,grad_norm,batchsize,time\r\n-2.5,3,20,17.5\r\n",
+        "loss,grad_norm,batchsize,time\r-2.5,3,20,17.5\r",
+        // Quotes within a field that has none around it mean nothing, and doubled ones one.
+        "loss,grad_norm,batchsize,note\n-2.5,3,20,5\" wide\n",
+        "loss,grad_norm,batchsize,note\n-2.5,3,20,\"5\"\" wide\"\n",
+        "\u{feff}loss,grad_norm,batchsize,time\n\n-2.5,3,20,17.5\n",
+        // Columns that nothing needs may share a name.
+        "loss,grad_norm,batchsize,note,note\n-2.5,3,20,a,b\n",
         // The squared norm wins where both are there.
         "loss,grad_norm,sq_grad_norm,batchsize\n-2.5,17,9,20\n",
         "loss,sq_grad_norm,batchsize\n-2.5,9,20\n",
@@ -46,7 +53,8 @@ fn errors_name_row_and_column() {
         (",1,20,0\n", ["row 3", "`loss`"]),
         ("1,-1,20,0\n", ["row 3", "`grad_norm`"]),
         ("1,NaN,20,0\n", ["row 3", "`grad_norm`"]),
-        ("1,1e300,20,0\n", ["row 3", "finite"]),
+        ("1,1e300,20,0\n", ["row 3", "`grad_norm`: 1e300"]),
+        ("1,1e61,20,0\n", ["row 3", "`grad_norm`: 1e61 must be at most 1e60"]),
         ("1,1,0,0\n", ["row 3", "`batchsize`"]),
         ("1,1,-5,0\n", ["row 3", "`batchsize`"]),
         ("1,1,20.5,0\n", ["row 3", "`batchsize`"]),
@@ -58,6 +66,15 @@ fn errors_name_row_and_column() {
         let error = read(&format!("{head}{row}")).unwrap_err();
         assert!(words.iter().all(|word| error.contains(word)), "{row}: {error}");
     }
+    // Rows count as an editor counts them, whatever their line breaks.
+    for content in ["\r1,1,20,0\rx,1,20,0\r", "\r\n1,1,20,0\r\nx,1,20,0\r\n", "\n\nx,1,20,0\n"] {
+        let error = read(&format!("loss,grad_norm,batchsize,time{content}")).unwrap_err();
+        assert!(error.contains("row 3: column `loss`"), "{content:?}: {error}");
+    }
+    for row in ["1,1,20,\"a\n1,1,20,0\n", "1,1,20,\"a", "1,1,20,\"a\n1,1,20,\"b\n", "1,1,20,\"a\"\"\n"] {
+        let error = read(&format!("{head}{row}")).unwrap_err();
+        assert!(error.contains("row 3: a quote"), "{row:?}: {error}");
+    }
     // A cut-off batch size is a batch size as well.
     let error = read("loss,grad_norm,batchsize\n1,1,20\n1,1,10").unwrap_err();
     assert!(error.contains("row 3") && error.contains("cut off"), "{error}");
@@ -68,6 +85,10 @@ fn errors_name_row_and_column() {
         ("grad_norm,batchsize\n1,1\n", "`loss`"),
         ("loss,grad_norm\n1,1\n", "batchsize"),
         ("1,1,20,0\n1,1,20,0\n", "header"),
+        ("loss,loss,grad_norm,batchsize\n1,2,1,20\n", "`loss` more than once"),
+        ("loss,grad_norm, grad_norm,sq_grad_norm,batchsize\n1,2,1,1,20\n", "`grad_norm` more than once"),
+        ("loss,sq_grad_norm,sq_grad_norm,batchsize\n1,2,1,20\n", "`sq_grad_norm` more than once"),
+        ("batchsize,loss,grad_norm,batchsize\n1,2,1,20\n", "`batchsize` more than once"),
     ] {
         let error = read(content).unwrap_err();
         assert!(error.contains(word) && error.contains("row 1"), "{content}: {error}");
@@ -82,4 +103,28 @@ fn files_that_are_not_text_or_not_there() {
     let error = read_samples(&path).unwrap_err().to_string();
     assert!(error.contains("row 2") && error.contains("UTF-8"), "{error}");
     assert!(read_samples(&folder.path().join("none.csv")).unwrap_err().to_string().contains("none.csv"));
+}
+
+/// Neither is opened, so neither is waited for.
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pipe, link) = (folder.path().join("pipe"), folder.path().join("link"));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo failed");
+    std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
+    for path in [pipe.as_path(), link.as_path(), std::path::Path::new("/dev/zero"), folder.path()] {
+        for error in [
+            read_samples(path).map(drop).unwrap_err(),
+            rfdescent::covariance::Model::load(path).map(drop).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
+    }
+    // Links to files are followed.
+    let (file, link) = (folder.path().join("file.csv"), folder.path().join("link.csv"));
+    std::fs::write(&file, "loss,sq_grad_norm,batchsize\n-2.5,9,20\n").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    assert_eq!(read_samples(&link).unwrap(), [SAMPLE]);
 }

@@ -1,7 +1,10 @@
 //! What ends a command early, by exit status: one line on standard error each.
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::path::Path;
+
+use crate::numbers::shortened;
 
 /// Why a command ended without doing what it was asked to do.
 #[derive(Debug)]
@@ -20,6 +23,23 @@ impl CliError {
         CliError::Data(format!("{}: {problem}", path.display()))
     }
 
+    /// What the system says about a file, and what to do about a full disk.
+    pub fn io(path: &Path, error: io::Error) -> Self {
+        match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                Self::file(path, format!("{error}; free some space, or write to another place"))
+            }
+            _ => Self::file(path, error),
+        }
+    }
+
+    /// The same with something added that the user should know.
+    pub fn with(mut self, more: impl fmt::Display) -> Self {
+        let (CliError::Usage(text) | CliError::Data(text) | CliError::Interrupted(text)) = &mut self;
+        *text += &format!("; {more}");
+        self
+    }
+
     /// The process's exit status.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -27,6 +47,14 @@ impl CliError {
             CliError::Usage(_) => 2,
             CliError::Interrupted(_) => 130,
         }
+    }
+}
+
+/// Both outcomes; of two errors, the first with the second added.
+pub fn both(first: Result<(), CliError>, second: Result<(), CliError>) -> Result<(), CliError> {
+    match (first, second) {
+        (Err(first), Err(second)) => Err(first.with(second)),
+        (first, second) => first.and(second),
     }
 }
 
@@ -41,7 +69,10 @@ impl fmt::Display for CliError {
 impl From<rfdescent::Error> for CliError {
     fn from(error: rfdescent::Error) -> Self {
         match error {
-            rfdescent::Error::InvalidArgument { .. } => CliError::Usage(error.to_string()),
+            rfdescent::Error::InvalidArgument { name, value, expected } => {
+                CliError::Usage(format!("{name} = {}: {expected}", shortened(value)))
+            }
+            rfdescent::Error::Io { path, source } => CliError::io(&path, source),
             _ => CliError::Data(error.to_string()),
         }
     }

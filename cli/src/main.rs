@@ -1,13 +1,18 @@
 //! `rfdescent`: fit covariance models, compute step sizes, plan samples, train networks.
 
+mod bench;
 mod commands;
 mod data;
 mod error;
+mod files;
 mod interrupt;
+mod machine;
 mod network;
+mod numbers;
 mod output;
 mod progress;
 mod seed;
+mod terminal;
 mod training;
 
 use std::process::ExitCode;
@@ -15,7 +20,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use commands::{fit, plan, step_size, train};
+use commands::{bench as benchmark, doctor, fit, plan, step_size, train};
 use error::CliError;
 
 /// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator hands back
@@ -37,6 +42,8 @@ enum Command {
     Fit(fit::FitArgs),
     StepSize(step_size::StepSizeArgs),
     Plan(plan::PlanArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(benchmark::BenchArgs),
 }
 
 fn main() -> ExitCode {
@@ -49,14 +56,18 @@ fn main() -> ExitCode {
         Command::Fit(args) => fit::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::StepSize(args) => step_size::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => benchmark::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => fail(&error),
     }
+}
+
+fn fail(error: &CliError) -> ExitCode {
+    terminal::say(format_args!("error: {error}"));
+    ExitCode::from(error.exit_code())
 }
 
 /// Help and version as clap prints them; a usage error as one line instead of clap's paragraph.
@@ -67,15 +78,14 @@ fn explain(error: &clap::Error) -> ExitCode {
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     ) {
-        // A reader that has gone away is no error.
-        let _ = error.print();
-        return ExitCode::from(error.exit_code() as u8);
+        return match terminal::printed(error.print()) {
+            Ok(()) => ExitCode::from(error.exit_code() as u8),
+            Err(error) => fail(&error),
+        };
     }
     let text = error.to_string();
     let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
     let line: Vec<&str> =
         lines.filter(|line| !line.is_empty() && !line.starts_with("For more information")).collect();
-    let error = CliError::Usage(line.join(" ").trim_start_matches("error: ").to_owned());
-    eprintln!("error: {error}");
-    ExitCode::from(error.exit_code())
+    fail(&CliError::Usage(line.join(" ").trim_start_matches("error: ").to_owned()))
 }

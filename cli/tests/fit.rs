@@ -128,6 +128,8 @@ fn bad_usage() {
     let output = folder.path().join("model.json");
     refused(fit().arg(&samples).arg("--output").arg(&output), 2, &["--output", "--dims"]);
     refused(fit().arg(&samples).args(["--dims", "0"]), 2, &["--dims"]);
+    refused(fit().arg(&samples).args(["--dims", "-1"]), 2, &["--dims", "-1"]);
+    refused(fit().arg(&samples).args(["--tolerance", "-inf"]), 2, &["--tolerance -inf"]);
     refused(fit().arg(&samples).args(["--tolerance", "-1"]), 2, &["--tolerance"]);
     refused(fit().arg(&samples).args(["--model", "cubic"]), 2, &["--model", "cubic"]);
     assert!(!output.exists());
@@ -160,4 +162,33 @@ fn bad_data() {
         1,
         &["model.json"],
     );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_report_that_is_lost_is_an_error_and_leaves_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let output = folder.path().join("model.json");
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let run = |stdout: fs::File, stderr: fs::File| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_rfdescent"))
+            .arg("fit")
+            .arg(&samples)
+            .args(["--dims", "1000", "--output"])
+            .arg(&output)
+            .stdout(stdout)
+            .stderr(stderr)
+            .status()
+            .unwrap()
+            .code()
+    };
+    let log = folder.path().join("log");
+    assert_eq!(run(full(), fs::File::create(&log).unwrap()), Some(1));
+    assert!(fs::read_to_string(&log).unwrap().contains("error: standard output: "));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "samples and log");
+    // Warnings and errors that no one can read change no exit status.
+    assert_eq!(run(full(), full()), Some(1));
+    assert_eq!(run(fs::File::create(&log).unwrap(), full()), Some(0));
+    Model::load(&output).unwrap();
 }

@@ -66,10 +66,19 @@ fn bad_usage() {
         (&["--variance", "1", "--noise-variance", "-1"], ["--noise-variance", "at least 0"]),
         (&["--variance", "nan", "--noise-variance", "1"], ["--variance", "finite"]),
         (&["--variance", "1", "--noise-variance", "1", "--min-batch", "0"], ["--min-batch", "at least 1"]),
-        (&["--variance", "1", "--noise-variance", "1", "--max-batch", "20"], ["--max-batch", "20"]),
         (&["--variance", "1", "--noise-variance", "1", "--design", "best"], ["--design", "c-optimal"]),
         (&["--variance", "1", "--noise-variance", "1", "--tolerance", "0"], ["--tolerance", "above 0"]),
-        (&["--variance", "1e-9", "--noise-variance", "1"], ["--max-batch", "million"]),
+        (&["--variance", "1e-9", "--noise-variance", "1"], ["--max-batch is needed", "million"]),
+        (
+            &["--variance", "1", "--noise-variance", "1", "--max-batch", "20"],
+            ["--max-batch 20:", "above --min-batch = 20"],
+        ),
+        (&["--variance", "1", "--noise-variance", "1", "--max-batch", "-1"], ["--max-batch", "-1"]),
+        (&["--variance", "-inf", "--noise-variance", "1"], ["--variance -inf:", "finite"]),
+        (
+            &["--variance", "1e-300", "--noise-variance", "1"],
+            ["--variance 1e-300:", "against --noise-variance"],
+        ),
     ] {
         let assert = plan(arguments).assert().code(2).stdout("");
         let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();

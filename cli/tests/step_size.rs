@@ -101,12 +101,13 @@ fn bad_tables() {
         ("2.5,3,", "2.5,-3,", vec!["column `grad_norm`", "-3"]),
         ("0.01,0", "2,0", vec!["column `inv_batch_size`", "2"]),
         ("0.01,0", "0.01,1", vec!["column `conservatism`", "below 1"]),
+        ("0.01,0", "1e300,0", vec!["column `inv_batch_size`", "1e300:"]),
         (",0.01,0", "", vec!["fields"]),
     ] {
         let bad = ROW.replace(from, to);
         assert_ne!(bad, ROW);
-        let table = written(folder.path(), "table.csv", &format!("{HEADER}\n{ROW}\n{bad}\n"));
-        let place = if said[0] == "fields" { "line: 3" } else { "row 2 below the header" };
+        let table = written(folder.path(), "table.csv", &format!("{HEADER}\n{ROW}\r\n\n{bad}\n"));
+        let place = "line 4: ";
         let mut expectation =
             predicate::str::contains("table.csv").and(predicate::str::contains(place)).boxed();
         for part in said {
@@ -121,9 +122,13 @@ fn bad_tables() {
             .stderr(expectation.and(predicate::function(|text: &str| text.lines().count() == 1)));
     }
     let table = written(folder.path(), "table.csv", &format!("{}\n{ROW}\n", HEADER.replace("loss", "cost")));
-    step_size().arg("--table").arg(&table).assert().code(1).stdout("").stderr(predicate::str::contains(
-        "row 1 below the header, column `loss`: the table has no such column",
-    ));
+    step_size()
+        .arg("--table")
+        .arg(&table)
+        .assert()
+        .code(1)
+        .stdout("")
+        .stderr(predicate::str::contains("line 1: no column `loss`"));
     step_size()
         .arg("--table")
         .arg(folder.path().join("none.csv"))
@@ -131,6 +136,32 @@ fn bad_tables() {
         .code(1)
         .stdout("")
         .stderr(predicate::str::contains("none.csv"));
+}
+
+#[test]
+fn a_table_must_be_a_file_with_a_header() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |table: &Path, said: &str| {
+        let name = table.file_name().unwrap().to_str().unwrap();
+        let expectation = predicate::str::contains(name).and(predicate::str::contains(said));
+        step_size().arg("--table").arg(table).assert().code(1).stdout("").stderr(expectation);
+    };
+    for content in ["", "\n", "\r\n\n"] {
+        refused(
+            &written(folder.path(), "empty.csv", content),
+            "empty; its first line must name model, shape",
+        );
+    }
+    refused(folder.path(), "is a folder");
+    #[cfg(target_os = "linux")]
+    refused(Path::new("/dev/zero"), "a device or a pipe");
+    let bytes = [HEADER.as_bytes(), b"\n\xff,1\n"].concat();
+    let table = folder.path().join("latin.csv");
+    fs::write(&table, bytes).unwrap();
+    refused(&table, "line 2: not CSV text in UTF-8");
+    // A header alone is a table without rows.
+    let table = written(folder.path(), "header.csv", HEADER);
+    assert_eq!(output(step_size().arg("--table").arg(&table)), format!("{HEADER},length_scale,step_size\n"));
 }
 
 #[test]
@@ -179,7 +210,9 @@ fn one_value() {
         ("--loss 2 --grad-norm 1 --batch-size -1", "--batch-size"),
         ("--loss 2 --grad-norm 1", "--batch-size"),
         ("--loss nan --grad-norm 1 --batch-size 1", "--loss"),
-        ("--loss 2 --grad-norm -1 --batch-size 1", "--grad-norm"),
+        ("--loss 2 --grad-norm -1 --batch-size 1", "--grad-norm -1: a norm must not be negative"),
+        ("--loss -inf --grad-norm 1 --batch-size 1", "--loss -inf: "),
+        ("--loss 2 --grad-norm -1e300 --batch-size 1", "--grad-norm -1e300: "),
         ("--loss 2 --grad-norm 1 --batch-size 1 --conservatism 1", "--conservatism"),
         ("--loss 2 --grad-norm 1 --batch-size 1 --conservatism 0.5 --mode a-rfd", "--conservatism"),
         ("--loss 2 --grad-norm 1 --batch-size 1 --mode sgd", "clipped-a-rfd"),

@@ -93,6 +93,10 @@ fn json_is_one_document_the_same_each_time_and_nothing_else() {
 fn wrong_usage_is_one_line_with_the_choices() {
     refuses(&["--batch-size", "0"], 2, &["--batch-size", "2..=1000000"]);
     refuses(&["--epochs", "0"], 2, &["--epochs"]);
+    refuses(&["--epochs", "-1"], 2, &["--epochs", "-1"]);
+    refuses(&["--seed", "-1"], 2, &["--seed", "-1"]);
+    refuses(&["--tolerance", "-inf"], 2, &["--tolerance", "-inf"]);
+    refuses(&["--overwrite"], 2, &["--output"]);
     refuses(&["--model", "transformer"], 2, &["--model", "mlp, cnn"]);
     refuses(&["--covariance", "linear"], 2, &["--covariance", "squared_exponential", "matern:1.5"]);
     refuses(&["--tolerance", "-1"], 2, &["--tolerance", "above 0"]);
@@ -158,4 +162,126 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
     assert!(kept >= 5);
     train(&SMALL).arg("--samples").arg(&cache).assert().success();
     assert!(fs::read_to_string(&cache).unwrap().starts_with(&before));
+}
+
+/// Starts a run, waits until its standard output is `ready`, and presses Ctrl-C; what it wrote there and to standard error.
+#[cfg(unix)]
+fn interrupted(arguments: &[&str], ready: impl Fn(&str) -> bool) -> (String, String) {
+    let stdout = tempfile::NamedTempFile::new().unwrap();
+    let printed = || fs::read_to_string(stdout.path()).unwrap();
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("rfdescent"))
+        .arg("train")
+        .args(arguments)
+        .stdout(stdout.reopen().unwrap())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !ready(&printed()) {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended too early");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    (printed(), text)
+}
+
+#[cfg(unix)]
+#[test]
+fn finished_seeds_are_reported_when_a_later_one_stops_and_the_folder_can_be_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let report = || -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap()
+    };
+    let mut arguments = SMALL.to_vec();
+    arguments.extend(["--seeds", "1000", "--json", "--output", output.to_str().unwrap()]);
+    // Seed 2's auto-fit: its samples are there, its training is not.
+    let (document, text) = interrupted(&arguments, |_| output.join("seed-2/samples.csv").exists());
+    assert!(text.contains("written to the output folder"), "{text}");
+    let document: serde_json::Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document, report());
+    assert_eq!(document["complete"], false);
+    assert!(document["seeds"].as_array().unwrap().len() >= 2);
+    assert_eq!(document["seeds"][1]["complete"], true);
+    assert_eq!(document["summary"][0]["method"], "RFD");
+
+    // An error is no other case: a note of another network stops seed 1.
+    let note = output.join("seed-1/samples.csv.origin.json");
+    fs::write(&note, fs::read_to_string(&note).unwrap().replace("mlp", "cnn")).unwrap();
+    let failed = train(&arguments).output().unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&failed.stdout).unwrap(), report());
+    assert_eq!(report()["seeds"].as_array().unwrap().len(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_in_the_first_epoch_leaves_readable_files_and_a_finished_run_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let path = output.to_str().unwrap();
+    let mut arguments = SMALL.to_vec();
+    arguments.extend(["--output", path]);
+    let mut long = arguments.clone();
+    long[7] = "1000000";
+    let (_, text) = interrupted(&long, |printed| printed.contains("Training with RFD"));
+    assert!(text.contains("training stopped"), "{text}");
+    let header = fs::read_to_string(output.join("epochs.csv")).unwrap();
+    assert!(header.starts_with("epoch,train_loss,validation_loss,accuracy,step_size"), "{header}");
+
+    train(&arguments).assert().success();
+    let finished = fs::read_to_string(output.join("run.json")).unwrap();
+    refuses(&arguments, 1, &["run.json", "finished run", "--overwrite"]);
+    assert_eq!(fs::read_to_string(output.join("run.json")).unwrap(), finished);
+    train(&arguments).arg("--overwrite").assert().success();
+
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |name: &str| fs::metadata(output.join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("parameters.safetensors"), mode("run.json"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    fs::create_dir(&output).unwrap();
+    std::os::unix::fs::symlink("/dev/full", output.join("parameters.safetensors")).unwrap();
+    let run = |arguments: &[&str]| {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let child = std::process::Command::new(assert_cmd::cargo::cargo_bin("rfdescent"))
+            .arg("train")
+            .args(SMALL)
+            .args(arguments)
+            .stdout(full)
+            .stderr(std::process::Stdio::piped())
+            .spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = run(&["--output", output.to_str().unwrap()]);
+    assert!(text.contains("run/parameters.safetensors: ") && text.contains("free some space"), "{text}");
+    assert!(text.contains("; standard output: "), "{text}");
+    assert!(output.join("run.json").exists());
+    let text = run(&["--json"]);
+    assert!(text.starts_with("error: standard output: "), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_has_gone_away_is_no_error() {
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("rfdescent"))
+        .arg("train")
+        .args(SMALL)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
 }

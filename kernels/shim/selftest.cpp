@@ -259,6 +259,8 @@ uint16_t stochastic_half(const Buffer& b, float x, uint32_t r)
     return sign | static_cast<uint16_t>(low + up);
 }
 
+uint64_t rescues = 0;
+
 RfdStatus naive_step(Case& c)
 {
     RfdStatus status{};
@@ -288,6 +290,7 @@ RfdStatus naive_step(Case& c)
         }
         if (largest > 0 && std::isfinite(largest)) {
             exponent = std::min(1022, std::max(-1022, std::ilogb(largest)));
+            ++rescues;
             all_sums();
         }
     }
@@ -530,7 +533,7 @@ Case make(Random& random, std::string& lean)
                             any_momentum && chance(random, 0.8) ? 0.9 : 0.0, chance(random, 0.5) ? 0.0 : 0.1});
     }
     // Gradients that need prescaling, and f64 ones that need a rescue.
-    const bool extreme = chance(random, 0.15);
+    const bool extreme = chance(random, 0.3);
     const int extremes[] = {-600, -530, -100, 100, 520, 700};
     const double size = extreme ? std::exp2(extremes[between(random, 0, 5)]) : 1;
     const int count = chance(random, 0.1) ? between(random, 400, 500) : between(random, 0, 12);
@@ -550,7 +553,10 @@ Case make(Random& random, std::string& lean)
         fill(random, t.param, 1);
         for (size_t i = 0; i < len; ++i) t.master.set(i, t.param.get(i) * 1.0001);
         if (any_momentum) fill(random, t.momentum, 0.1);
-        fill(random, t.grad, gf == RFD_DTYPE_F64 ? size : std::exp2(std::fmin(20, std::fmax(-20, std::log2(size)))));
+        // Down to subnormal f32, whose learning rate exceeds f32.
+        const double least = gf == RFD_DTYPE_F64 ? -1000 : gf == RFD_DTYPE_F16 ? -10 : -136;
+        const double most = gf == RFD_DTYPE_F64 ? 1000 : gf == RFD_DTYPE_F16 ? 6 : 105;
+        fill(random, t.grad, std::exp2(std::fmin(most, std::fmax(least, std::log2(size)))));
         t.group = static_cast<uint16_t>(between(random, 0, static_cast<int>(c.groups.size()) - 1));
         t.has_grad = chance(random, 0.93);
         t.counts = chance(random, 0.93);
@@ -665,9 +671,10 @@ int main(int argc, char** argv)
         }
     }
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-    std::printf("%llu runs of %llu lists in %.1f s: %llu failures (applied %llu, skipped %llu %llu %llu %llu %llu)\n",
+    std::printf("%llu runs of %llu lists in %.1f s: %llu failures (%llu rescues; applied %llu, skipped %llu %llu %llu %llu "
+                "%llu)\n",
                 (unsigned long long)runs, (unsigned long long)cases, time.count(), (unsigned long long)failures,
-                (unsigned long long)reasons[0], (unsigned long long)reasons[1], (unsigned long long)reasons[2],
+                (unsigned long long)rescues, (unsigned long long)reasons[0], (unsigned long long)reasons[1], (unsigned long long)reasons[2],
                 (unsigned long long)reasons[3], (unsigned long long)reasons[4], (unsigned long long)reasons[5]);
     return failures != 0;
 }

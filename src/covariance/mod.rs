@@ -104,6 +104,10 @@ pub trait Covariance: std::fmt::Debug + Send + Sync {
     /// known in closed form; `None`, the default, has it searched numerically.
     ///
     /// a, b ≥ 0 and max(a, b) = 1. (a, b) = (1, 0) yields the plateau.
+    ///
+    /// The result has to be finite and at least 0, the plateau above 0. [`Model::with_covariance`] tries a few (a, b) and
+    /// refuses a covariance that breaks this; where a later step does, the numerical search takes its place. Whether the
+    /// result is the minimiser is not checked.
     fn closed_form_step(&self, a: f64, b: f64) -> Option<f64> {
         let _ = (a, b);
         None

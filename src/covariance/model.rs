@@ -37,6 +37,17 @@ pub struct ValueAndSlope {
     pub slope: f64,
 }
 
+impl ValueAndSlope {
+    fn finite(self, quantity: &str, step_size: f64) -> Result<Self> {
+        if self.value.is_finite() && self.slope.is_finite() {
+            return Ok(self);
+        }
+        let expected =
+            format!("the {quantity} or its derivative there is beyond the range of f64; rescale the cost");
+        Err(Error::invalid("step_size", step_size, expected))
+    }
+}
+
 /// The signal shares of a mini-batch's loss and gradient.
 struct SignalShares {
     /// C(0)/(C(0) + C_ε(0)/b).
@@ -56,8 +67,9 @@ impl Model {
 
     /// A model with any covariance. It can do all that a built-in one can, but not be saved.
     ///
-    /// An error says which of C(0), C'(0) or the moments is out of its domain, or that C decreases too slowly for a
-    /// step at loss = μ to exist.
+    /// An error says which of C(0), C'(0) or the moments is out of its domain, that C decreases too slowly for a
+    /// step at loss = μ to exist, or that [`closed_form_step`](Covariance::closed_form_step) is not finite or negative at
+    /// one of the points tried.
     pub fn with_covariance(covariance: Arc<dyn Covariance>, moments: Moments) -> Result<Model> {
         Self::build(None, covariance, moments)
     }
@@ -77,8 +89,8 @@ impl Model {
             let expected = "must be negative and finite; without it the gradient has no variance";
             return Err(Error::invalid(&format!("C'(0) of covariance `{name}`"), dc0, expected));
         }
-        if !slope.is_normal() {
-            let expected = "must be representable; change the unit of h";
+        if !(slope > 0.0 && slope.is_normal()) {
+            let expected = "must be positive and representable; change the unit of h";
             return Err(Error::invalid(&format!("-C'(0)/C(0) of covariance `{name}`"), slope, expected));
         }
         let square = moments.variance * slope / moments.grad_variance * moments.dims as f64;
@@ -87,6 +99,7 @@ impl Model {
                 "the length scale is the root of this and must be representable; check the moments";
             return Err(Error::invalid("dims * variance / grad_variance", square, expected));
         }
+        check_closed_form(&*covariance)?;
         let plateau = covariance.closed_form_step(1.0, 0.0).or_else(|| search::plateau(&*covariance));
         let Some(plateau) = plateau else {
             let expected = "has no step at loss = mean: its derivative decreases too slowly or is not finite";
@@ -214,11 +227,12 @@ impl Model {
         let shares = self.signal_shares(inv_batch_size);
         let deviation = shares.loss * (loss - inner.moments.mean);
         let gradient = shares.gradient * grad_norm;
-        Ok(ValueAndSlope {
-            value: inner.moments.mean + deviation * profile.rho - gradient * step_size * profile.kappa,
+        ValueAndSlope {
+            value: inner.moments.mean + deviation * profile.rho - gradient * (step_size * profile.kappa),
             slope: -deviation * (inner.slope * u * profile.kappa / inner.length_scale)
                 - gradient * profile.ukappa_slope,
-        })
+        }
+        .finite("conditional mean", step_size)
     }
 
     /// Var[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0 (paper, Lemma
@@ -230,10 +244,11 @@ impl Model {
         let (u, profile) = self.profile_at(step_size)?;
         let inner = &*self.inner;
         let (value, slope) = self.noise(inv_batch_size).variance(&profile, u, inner.slope);
-        Ok(ValueAndSlope {
+        ValueAndSlope {
             value: inner.moments.variance * value,
             slope: inner.moments.variance * (slope / inner.length_scale),
-        })
+        }
+        .finite("conditional variance", step_size)
     }
 
     fn profile_at(&self, step_size: f64) -> Result<(f64, Profile)> {
@@ -280,7 +295,11 @@ impl Model {
         if gap.is_infinite() {
             (scale, grad_norm, gap) = (QUARTER, grad_norm * QUARTER, mean * QUARTER - loss * QUARTER);
         }
-        let theta = (shares.gradient * grad_norm) / (shares.loss * gap);
+        let mut theta = (shares.gradient * grad_norm) / (shares.loss * gap);
+        if theta.is_nan() {
+            // 0/0: both products underflowed. The shares are at least 1e-100, so scaled up neither does.
+            theta = (shares.gradient * (grad_norm * UP)) / (shares.loss * (gap * UP));
+        }
         let (mut a, mut b) = at(grad_norm, gap);
         if a.is_infinite() || (a < SMALL && b < SMALL) {
             let factor = if a.is_infinite() { DOWN } else { UP };
@@ -296,8 +315,8 @@ impl Model {
         let largest = if a >= b { a } else { b };
         let (a, b) = (a / largest, b / largest);
         let u = match inner.covariance.closed_form_step(a, b) {
-            Some(u) => u,
-            None => {
+            Some(u) if is_step(u) => u,
+            _ => {
                 let noise = Noise { loss: 0.0, gradient: 0.0 };
                 Objective { covariance: &*inner.covariance, a, b, z: 0.0, noise }.minimise(inner.plateau)
             }
@@ -320,6 +339,37 @@ impl Model {
         }
         .minimise(inner.plateau)
     }
+}
+
+/// Whether u may be what [`Covariance::closed_form_step`] returns.
+fn is_step(u: f64) -> bool {
+    u >= 0.0 && u.is_finite()
+}
+
+/// An error if a closed form, where there is one, is no step at one of a few points from end to end of its domain.
+fn check_closed_form(covariance: &dyn Covariance) -> Result<()> {
+    const POINTS: [(f64, f64); 9] = [
+        (1.0, 0.0),
+        (1.0, 1e-12),
+        (1.0, 1e-3),
+        (1.0, 0.5),
+        (1.0, 1.0),
+        (0.5, 1.0),
+        (1e-3, 1.0),
+        (1e-12, 1.0),
+        (0.0, 1.0),
+    ];
+    for (a, b) in POINTS {
+        match covariance.closed_form_step(a, b) {
+            Some(u) if !(is_step(u) && (u > 0.0 || b > 0.0)) => {
+                let name = format!("closed_form_step({a}, {b}) of covariance `{}`", covariance.name());
+                let expected = "must be finite, at least 0, and above 0 at (1, 0), the plateau";
+                return Err(Error::invalid(&name, u, expected));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Φ⁻¹((1 + c)/2), without rounding (1 + c)/2.

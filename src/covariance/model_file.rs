@@ -1,13 +1,12 @@
 //! Fitted models as versioned JSON.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Family, Model};
-use crate::files::write_atomically;
+use crate::files::{read_regular, write_atomically};
 use crate::{Error, Moments, Result};
 
 const FORMAT: &str = "rfdescent-model";
@@ -59,7 +58,10 @@ impl Model {
 
     /// Reads a file that [`save`](Model::save) wrote.
     pub fn load(path: &Path) -> Result<Model> {
-        let json = fs::read_to_string(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let json = String::from_utf8(read_regular(path)?).map_err(|_| Error::File {
+            path: path.into(),
+            problem: "not a fitted model, which is a JSON object: not a text in UTF-8".into(),
+        })?;
         parse(&json, path)
     }
 }

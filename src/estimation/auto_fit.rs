@@ -55,8 +55,8 @@ where
 /// Draws samples at batch sizes of its choice until the relative standard deviation of the fitted C(0) is below a
 /// tolerance (paper, section "Variance estimation in detail", Eq. "relative std").
 ///
-/// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need, the samples are fitted
-/// and the batch sizes designed anew. Each decision follows from the samples before it, in their order, and the seed; so a
+/// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need (without a fit, a fifth of
+/// the samples so far, or `initial_budget` if that is more), the samples are fitted and the batch sizes designed anew. Each decision follows from the samples before it, in their order, and the seed; so a
 /// run that was interrupted anywhere and resumed from its cache ends with bitwise the same fit as one that was not.
 #[derive(Clone, Debug)]
 pub struct AutoFit {
@@ -66,9 +66,9 @@ pub struct AutoFit {
     pub initial_budget: u64,
     /// Examples to draw at most, those in the cache included; 1,000,000: twice the paper's worst run.
     pub max_budget: u64,
-    /// Smallest batch size to draw; 20, as in the paper, where smaller ones upset batch normalisation.
+    /// Smallest batch size to draw, below 2²⁰; 20, as in the paper, where smaller ones upset batch normalisation.
     pub min_batch_size: u64,
-    /// Largest batch size to draw: the size of the data set. Without it, the budget is the limit.
+    /// Largest batch size to draw: the size of the data set. Without it, the budget is the limit; with or without, 2²⁰ is.
     pub max_batch_size: Option<u64>,
     /// Everything random follows from it; 0.
     pub seed: u64,
@@ -136,7 +136,7 @@ const PRIOR: (f64, f64) = (0.05, 1.0);
 /// decide over everything; and not so few that the run stops at a lucky moment.
 const CHUNK: (f64, f64) = (0.05, 0.2);
 
-/// The Gibbs form lists every batch size it may draw.
+/// The Gibbs form lists every batch size it may draw. 2²⁰ is beyond the mini-batches that anyone draws at once.
 const LARGEST_BATCH: u64 = 1 << 20;
 
 impl AutoFit {
@@ -150,6 +150,7 @@ impl AutoFit {
     ///   can't be used, before anything is drawn; [`Error::Io`] when a row can't be written, e.g. to a full disk.
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
+    /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
     /// - [`EstimationError::BudgetExhausted`] when the budget ends without any fit, with the reason.
     ///
     /// The cache keeps every sample drawn in each of these cases.
@@ -162,6 +163,7 @@ impl AutoFit {
         let mut guess = Guess::new(self, dims)?;
         let mut run = Run::open(self, sampler, progress)?;
         loop {
+            let have = run.statistics.samples() as f64;
             let (fresh, chunk) = match try_fit(&run.statistics) {
                 Ok(fit) if fit.relative_std < self.tolerance => {
                     // A cache from elsewhere may hold more: use all of it.
@@ -172,21 +174,22 @@ impl AutoFit {
                 }
                 Ok(fit) => {
                     guess.adopt(&fit);
-                    let fresh = guess.problem.design(self.design)?;
+                    let fresh = guess.design()?;
                     // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many are enough
                     // however unfavourable the batch sizes of the old ones were.
                     let further =
                         fresh.samples_needed(self.tolerance) - fresh.samples_needed(fit.relative_std);
-                    let have = fit.samples as f64;
                     let need = have + further;
                     (run.relative_std, run.needed) = (Some(fit.relative_std), Some(need as u64));
                     // A poor early fit may predict far too much: at most as many again as there are.
                     (fresh, further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64)
                 }
+                Err(failure @ EstimationError::TooSmall { .. }) => return Err(failure.into()),
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
                     guess.learn_from(&failure);
-                    (guess.problem.design(self.design)?, self.initial_budget)
+                    // In proportion, so that even a run without end fits and designs a few hundred times at most.
+                    (guess.design()?, self.initial_budget.max((CHUNK.1 * have) as u64))
                 }
             };
             let design = fresh.after(&run.statistics.counts(), chunk);
@@ -208,6 +211,9 @@ impl AutoFit {
 /// The best knowledge of (C(0), C_ε(0)) so far, which batch sizes are designed for.
 struct Guess {
     problem: DesignProblem,
+    kind: DesignKind,
+    /// The last design and what it was made for: a guess often stays as it is.
+    designed: Option<(DesignProblem, Design)>,
 }
 
 impl Guess {
@@ -223,6 +229,11 @@ impl Guess {
             return Err(Error::invalid("initial_budget", initial_budget, "must be at least 1 example"));
         }
         check_batch_sizes(min_batch_size, max_batch_size)?;
+        if min_batch_size >= LARGEST_BATCH {
+            let expected =
+                format!("must be below {LARGEST_BATCH}, the largest batch size that auto-fit draws");
+            return Err(Error::invalid("min_batch_size", min_batch_size, expected));
+        }
         let largest = max_batch_size.unwrap_or(u64::MAX).min(max_budget).min(LARGEST_BATCH);
         if largest <= min_batch_size {
             let expected =
@@ -231,7 +242,17 @@ impl Guess {
         }
         let (variance, noise_variance) = PRIOR;
         let max_batch_size = Some(largest);
-        Ok(Guess { problem: DesignProblem { variance, noise_variance, min_batch_size, max_batch_size } })
+        let problem = DesignProblem { variance, noise_variance, min_batch_size, max_batch_size };
+        Ok(Guess { problem, kind: options.design, designed: None })
+    }
+
+    /// The best design for the guess.
+    fn design(&mut self) -> Result<&Design> {
+        let design = match self.designed.take() {
+            Some((problem, design)) if problem == self.problem => design,
+            _ => self.problem.design(self.kind)?,
+        };
+        Ok(&self.designed.insert((self.problem, design)).1)
     }
 
     fn adopt(&mut self, fit: &Fit) {

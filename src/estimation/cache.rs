@@ -2,6 +2,7 @@
 
 use super::samples::{Columns, CutOff, Parsed, parse};
 use super::statistics::Sample;
+use crate::files::check_regular;
 use crate::{Error, Result};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -31,18 +32,15 @@ impl SampleCache {
     /// Opens or creates a cache and makes sure that it can be written.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot; [`Error::File`] when the file is no sample file (a last line that an interruption
-    /// has cut off is dropped instead), or another process is filling it.
+    /// [`Error::Io`] when it cannot; [`Error::File`] when the file is no sample file, or another process is filling it.
+    /// A last line that an interruption has cut off is completed or, where a value that a fit uses is hit, dropped.
     pub fn open(path: &Path) -> Result<Opened> {
         let io = |source| Error::Io { path: path.into(), source };
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
-        // Reading a device such as /dev/full would never end.
-        if !file.metadata().map_err(io)?.is_file() {
-            return Err(Error::File {
-                path: path.into(),
-                problem: "not a regular file: give another cache file".into(),
-            });
+        // Opening a pipe, or reading a device such as /dev/zero, would never end. What is not there is created.
+        if path.exists() {
+            check_regular(path)?;
         }
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(io)?;
         // File systems without locks report another error: no protection there, but no reason to refuse.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let problem =
@@ -55,14 +53,17 @@ impl SampleCache {
             file.set_len(0).and_then(|()| file.write_all(HEADER.as_bytes())).map_err(io)?;
             content = HEADER.into();
         }
-        let Parsed { samples, columns, length } = parse(path, &content, CutOff::Drop)?;
+        let Parsed { samples, columns, length, completion } = parse(path, &content, CutOff::Mend)?;
         let warning = (length < content.len()).then(|| {
-            format!("{}: dropped row {}, which is cut off", path.display(), lines(&content[..length]) + 1)
+            let row = String::from_utf8_lossy(&content[length..]);
+            format!("{}: dropped the last row, which is cut off: `{}`", path.display(), row.trim())
         });
         if warning.is_some() {
             file.set_len(length as u64).map_err(io)?;
         }
-        let cache = SampleCache { path: path.into(), file, columns, length: length as u64 };
+        file.write_all(completion.as_bytes()).map_err(io)?;
+        let length = (length + completion.len()) as u64;
+        let cache = SampleCache { path: path.into(), file, columns, length };
         Ok(Opened { cache, samples, warning })
     }
 
@@ -81,8 +82,4 @@ impl SampleCache {
         self.length += row.len() as u64;
         Ok(())
     }
-}
-
-fn lines(content: &[u8]) -> usize {
-    content.iter().filter(|&&byte| byte == b'\n').count()
 }

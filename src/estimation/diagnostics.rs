@@ -25,7 +25,7 @@ pub struct Diagnostics {
     /// degrees of freedom being spent on the fit. `None` for fewer than three samples.
     pub grad_relative_variance: Option<f64>,
     /// 2/`grad_relative_variance`: the number of independent, equally distributed partial derivatives whose sum of
-    /// squares (a scaled χ²) would spread as much.
+    /// squares (a scaled χ²) would spread as much. `None` as well where nothing spreads.
     pub grad_effective_dims: Option<f64>,
     /// `grad_relative_variance` over 2/d, the relative variance of a scaled χ² with d degrees of freedom that isotropy
     /// predicts. 1 where isotropy holds; the larger, the fewer directions share the gradient. `None` without d.
@@ -63,7 +63,7 @@ impl Diagnostics {
             // The survival function of χ² with two degrees of freedom.
             normality_p_value: normality_statistic.map(|statistic| (-0.5 * statistic).exp()),
             grad_relative_variance,
-            grad_effective_dims: grad_relative_variance.map(|variance| 2.0 / variance),
+            grad_effective_dims: grad_relative_variance.filter(|&v| v > 0.0).map(|variance| 2.0 / variance),
             grad_spread_ratio: grad_relative_variance
                 .zip(dims)
                 .map(|(variance, d)| variance * d as f64 / 2.0),

@@ -25,6 +25,28 @@ pub enum EstimationError {
         /// The number of distinct batch sizes among the samples.
         found: usize,
     },
+    /// The batch sizes differ by too little for a line in 1/b.
+    #[error(
+        "batch sizes from {smallest} to {largest} are too close to each other to tell the variance and its noise share \
+         apart; draw samples at another batch size as well, best one several times larger or smaller"
+    )]
+    BatchSizesTooClose {
+        /// The smallest batch size among the samples.
+        smallest: u64,
+        /// The largest one.
+        largest: u64,
+    },
+    /// Squared deviations of the losses, or squared gradient norms, are so small that products of them underflow.
+    #[error(
+        "{quantity} is about {value:e}, below 1e-150, where f64 loses digits; multiply the loss by a constant, so \
+         that it is of order 1, and draw the samples again"
+    )]
+    TooSmall {
+        /// `variance` or `grad_variance`.
+        quantity: &'static str,
+        /// The size that was found.
+        value: f64,
+    },
     /// C(0) or −d·C'(0), the intercept of the regression on 1/b, came out non-positive.
     #[error(
         "fitted {quantity} = {value:e} is not positive: at these batch sizes the mini-batch noise hides it; draw more \

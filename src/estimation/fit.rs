@@ -53,7 +53,8 @@ impl Fit {
                 relative_std: self.relative_std,
                 tolerance,
                 samples: self.samples,
-                further_samples: needed.ceil() as u64 - self.samples.min(needed.ceil() as u64),
+                // Saturates where a tolerance is out of reach.
+                further_samples: (needed.ceil() as u64).saturating_sub(self.samples),
             }
         })
     }
@@ -68,18 +69,25 @@ pub struct Unreliable {
     pub tolerance: f64,
     /// Examples used so far.
     pub samples: u64,
-    /// Examples still to be drawn, at batch sizes in the same proportions.
+    /// Examples still to be drawn, at batch sizes in the same proportions; above 10¹⁵ an indication only.
     pub further_samples: u64,
 }
 
 impl std::fmt::Display for Unreliable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // A number of which nobody could draw half.
+        const OUT_OF_REACH: u64 = 1_000_000_000_000_000;
+        let Unreliable { relative_std, tolerance, samples, further_samples } = self;
         write!(
             f,
-            "the fitted variance is uncertain: relative standard deviation {:.3} exceeds the tolerance {} after {} \
-             examples; about {} more are needed at batch sizes in the same proportions",
-            self.relative_std, self.tolerance, self.samples, self.further_samples
-        )
+            "the fitted variance is uncertain: relative standard deviation {relative_std:.3} exceeds the tolerance \
+             {tolerance} after {samples} examples; "
+        )?;
+        if *further_samples > OUT_OF_REACH {
+            write!(f, "more than {OUT_OF_REACH:e} more would be needed, so raise the tolerance")
+        } else {
+            write!(f, "about {further_samples} more are needed at batch sizes in the same proportions")
+        }
     }
 }
 
@@ -91,7 +99,8 @@ impl std::fmt::Display for Unreliable {
 /// One iteration costs O(number of distinct batch sizes).
 ///
 /// # Errors
-/// Each an [`EstimationError`]: fewer than two distinct batch sizes; an intercept (C(0), −d·C'(0)) that is not
+/// Each an [`EstimationError`]: fewer than two distinct batch sizes, or all within a factor 1 + 1e-9; losses that spread by
+/// less than 1e-75, or gradients that are smaller, without being 0; an intercept (C(0), −d·C'(0)) that is not
 /// positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000 iterations.
 pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
     Ok(try_fit(statistics)?)
@@ -104,17 +113,26 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
     }
     let abscissae: Vec<Abscissa> =
         statistics.groups().map(|(b, group)| Abscissa { x: 1.0 / b as f64, count: group.count() }).collect();
+    check_distance(statistics)?;
 
-    let loss = iterate(&abscissae, |line| {
+    let squares_about = |line| {
         let mean = weighted_mean(statistics, line);
         statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
-    });
+    };
+    check_size("variance", &squares_about(Line::START))?;
+    let loss = iterate(&abscissae, squares_about);
     let Converged { line, iterations: iterations_loss } = checked(loss, "variance", "noise_variance")?;
+    // The fourth powers that diagnostics take have to stay representable at each batch size.
+    let smallest = abscissae.iter().map(|a| line.at(a.x)).fold(f64::INFINITY, f64::min);
+    check_size("variance", &[smallest])?;
 
     let sq_grad_norms: Vec<f64> = statistics.groups().map(|(_, group)| group.mean_sq_grad_norm()).collect();
+    check_size("grad_variance", &sq_grad_norms)?;
     let grad = iterate(&abscissae, |_| &sq_grad_norms);
     let Converged { line: grad_line, iterations: iterations_grad } =
         checked(grad, "grad_variance", "noise_grad_variance")?;
+    let smallest = abscissae.iter().map(|a| grad_line.at(a.x)).fold(f64::INFINITY, f64::min);
+    check_size("grad_variance", &[smallest])?;
 
     Ok(Fit {
         mean: weighted_mean(statistics, line),
@@ -128,6 +146,30 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
         iterations_loss,
         iterations_grad,
     })
+}
+
+/// Batch sizes this close to each other (relative) leave nothing of a line in 1/b but rounding.
+const TOO_CLOSE: f64 = 1e-9;
+
+fn check_distance(statistics: &SampleStatistics) -> std::result::Result<(), EstimationError> {
+    let sizes = || statistics.groups().map(|(b, _)| b);
+    let (smallest, largest) = (sizes().next().unwrap_or(1), sizes().last().unwrap_or(1));
+    if (largest - smallest) as f64 <= TOO_CLOSE * largest as f64 {
+        return Err(EstimationError::BatchSizesTooClose { smallest, largest });
+    }
+    Ok(())
+}
+
+/// Squares below are close to losing digits when multiplied with each other.
+const SMALLEST_SQUARE: f64 = 1e-150;
+
+/// Refuses mean squares that are too small, but not all of them 0: the fit has something better to say of those.
+fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<(), EstimationError> {
+    let value = squares.iter().copied().fold(0.0, f64::max);
+    if value > 0.0 && value < SMALLEST_SQUARE {
+        return Err(EstimationError::TooSmall { quantity, value });
+    }
+    Ok(())
 }
 
 /// Mean of the losses with weights 1/v_b, the inverse of their variances.

@@ -1,6 +1,7 @@
 //! Samples as CSV: `loss,grad_norm,batchsize,time`, in any order, further columns ignored.
 
-use super::statistics::Sample;
+use super::statistics::{LARGEST_NORM, Sample};
+use crate::files::read_regular;
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -11,6 +12,7 @@ pub(super) struct Columns {
     loss: usize,
     grad_norm: GradNormColumn,
     batch_size: usize,
+    line_break: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +22,7 @@ enum GradNormColumn {
 }
 
 impl Columns {
-    fn from_header(path: &Path, header: &csv::StringRecord) -> Result<Self> {
+    fn from_header(path: &Path, header: &csv::StringRecord, line_break: &'static str) -> Result<Self> {
         let names: Vec<String> = header.iter().map(|name| name.trim().to_string()).collect();
         let find = |wanted: &str| names.iter().position(|name| name == wanted);
         let missing = |wanted: &str| {
@@ -29,6 +31,13 @@ impl Columns {
             );
             Error::File { path: path.into(), problem }
         };
+        for used in ["loss", "grad_norm", "sq_grad_norm", "batchsize"] {
+            if names.iter().filter(|name| *name == used).count() > 1 {
+                let problem =
+                    format!("row 1 names column `{used}` more than once: rename or delete all but one");
+                return Err(Error::File { path: path.into(), problem });
+            }
+        }
         let grad_norm = find("sq_grad_norm")
             .map(GradNormColumn::Squared)
             .or_else(|| find("grad_norm").map(GradNormColumn::Norm))
@@ -38,14 +47,14 @@ impl Columns {
             grad_norm,
             batch_size: find("batchsize").ok_or_else(|| missing("batchsize"))?,
             names,
+            line_break,
         })
     }
 
-    /// Whether a value that a fit uses stands in the last column, where a cut-off line could have lost digits.
-    fn uses_last(&self) -> bool {
-        let last = self.names.len() - 1;
+    /// The last column with a value that a fit uses: if nothing follows it in a cut-off line, it may have lost digits.
+    fn last_used(&self) -> usize {
         let (GradNormColumn::Norm(grad_norm) | GradNormColumn::Squared(grad_norm)) = self.grad_norm;
-        [self.loss, grad_norm, self.batch_size].contains(&last)
+        self.loss.max(grad_norm).max(self.batch_size)
     }
 
     fn parse(&self, record: &csv::StringRecord) -> std::result::Result<Sample, String> {
@@ -74,7 +83,15 @@ impl Columns {
         let loss = number(self.loss)?;
         let sq_grad_norm = match self.grad_norm {
             GradNormColumn::Squared(column) => not_negative(column)?,
-            GradNormColumn::Norm(column) => not_negative(column)?.powi(2),
+            GradNormColumn::Norm(column) => match not_negative(column)? {
+                norm if norm > LARGEST_NORM => {
+                    let name = &self.names[column];
+                    return Err(format!(
+                        "column `{name}`: {norm:e} must be at most {LARGEST_NORM:e}; divide the loss by a constant"
+                    ));
+                }
+                norm => norm.powi(2),
+            },
         };
         let text = record[self.batch_size].trim();
         let batch_size = text.parse::<u64>().ok().filter(|&b| b >= 1).ok_or_else(|| {
@@ -101,15 +118,17 @@ impl Columns {
                 _ => String::new(),
             })
             .collect();
-        fields.join(",") + "\n"
+        fields.join(",") + self.line_break
     }
 }
 
-/// What to do about a last line that a crash or a full disk has cut off.
+/// What to do about a last line without a line break, which a crash or a full disk may have cut off.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum CutOff {
+    /// Refuse it unless nothing that a fit uses can be missing.
     Refuse,
-    Drop,
+    /// Complete it where a separator follows everything that a fit uses, else drop it.
+    Mend,
 }
 
 /// A file's samples in the order of its rows.
@@ -118,50 +137,111 @@ pub(super) struct Parsed {
     pub columns: Columns,
     /// Length in bytes of the part that was read: less than the file's where a cut-off line was dropped.
     pub length: usize,
+    /// What the last line lacks to be a whole one.
+    pub completion: String,
 }
 
 pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Parsed> {
     let problem = |problem: String| Error::File { path: path.into(), problem };
+    if let Some(row) = rows(content).position(leaves_quote_open) {
+        let row = row + 1;
+        return Err(problem(format!("row {row}: a quote is opened and not closed: close or delete it")));
+    }
     let unreadable = |error: csv::Error| {
-        let row = error.position().map_or(String::new(), |p| format!("row {}: ", p.line()));
+        let row = error.position().map_or(String::new(), |p| format!("row {}: ", row_at(content, p.byte())));
         problem(format!("{row}not a CSV text file in UTF-8"))
     };
-    let ends_with_break = content.last() == Some(&b'\n');
-    let mut length = match cut_off {
-        CutOff::Refuse => content.len(),
-        CutOff::Drop => content.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1),
-    };
-    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(&content[..length]);
+    let whole = content.iter().rposition(|&byte| is_break(byte)).map_or(0, |last| last + 1);
+    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(content);
     let header = reader.headers().map_err(unreadable)?.clone();
     if header.is_empty() {
         return Err(problem("row 1: the header loss,grad_norm,batchsize,time is missing".into()));
     }
-    let columns = Columns::from_header(path, &header)?;
+    let columns = Columns::from_header(path, &header, line_break(content))?;
+    if cut_off == CutOff::Mend && whole == 0 {
+        return Err(problem(
+            "row 1: the header may be cut off: complete it and end it with a line break".into(),
+        ));
+    }
 
-    let mut samples = Vec::new();
+    let mut parsed =
+        Parsed { samples: Vec::new(), columns, length: content.len(), completion: String::new() };
     let mut record = csv::StringRecord::new();
-    loop {
-        let start = reader.position().byte() as usize;
-        if !reader.read_record(&mut record).map_err(unreadable)? {
-            break;
+    while reader.read_record(&mut record).map_err(unreadable)? {
+        let (start, columns) = (record.position().map_or(0, csv::Position::byte), &parsed.columns);
+        let row = || row_at(content, start);
+        let has_break = reader.position().byte() as usize <= whole;
+        if !has_break && cut_off == CutOff::Mend {
+            if record.len() <= columns.last_used() + 1 {
+                parsed.length = whole;
+                break;
+            }
+            // What a fit uses is followed by a separator: complete, whatever may be missing behind it.
+            let missing = header.len().saturating_sub(record.len());
+            (0..missing).for_each(|_| record.push_field(""));
+            parsed.completion = ",".repeat(missing) + columns.line_break;
         }
-        let row = record.position().map_or(0, csv::Position::line);
-        let is_last = reader.position().byte() as usize >= length;
-        if is_last && cut_off == CutOff::Drop && record.len() < header.len() {
-            length = start;
-            break;
-        }
-        let sample = columns.parse(&record).map_err(|what| problem(format!("row {row}: {what}")))?;
-        if is_last && !ends_with_break && cut_off == CutOff::Refuse && columns.uses_last() {
-            let name = &header[header.len() - 1];
+        let sample = columns.parse(&record).map_err(|what| problem(format!("row {}: {what}", row())))?;
+        if !has_break && cut_off == CutOff::Refuse && columns.last_used() + 1 == header.len() {
+            let (row, name) = (row(), &header[header.len() - 1]);
             return Err(problem(format!(
                 "row {row}: the file ends without a line break, so `{name}` may be cut off: complete the row and end \
                  it with a line break, or delete it"
             )));
         }
-        samples.push(sample);
+        parsed.samples.push(sample);
     }
-    Ok(Parsed { samples, columns, length })
+    Ok(parsed)
+}
+
+fn is_break(byte: u8) -> bool {
+    matches!(byte, b'\n' | b'\r')
+}
+
+/// The lines of a file, split at each of the three usual line breaks.
+fn rows(content: &[u8]) -> impl Iterator<Item = &[u8]> {
+    content
+        .split_inclusive(|&byte| byte == b'\n')
+        .map(|line| line.strip_suffix(b"\n").unwrap_or(line))
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .flat_map(|line| line.split(|&byte| byte == b'\r'))
+}
+
+/// The number, from 1, of the row that a record starting at this byte stands in; line breaks before it are not its own.
+fn row_at(content: &[u8], start: u64) -> usize {
+    let (before, rest) = content.split_at(content.len().min(start as usize));
+    let skipped = rest.iter().take_while(|&&byte| is_break(byte)).count();
+    rows(&content[..before.len() + skipped + 1]).count()
+}
+
+/// How the first line ends, for rows to come.
+fn line_break(content: &[u8]) -> &'static str {
+    match content.iter().position(|&byte| is_break(byte)) {
+        Some(first) if content[first..].starts_with(b"\r\n") => "\r\n",
+        Some(first) if content[first] == b'\r' => "\r",
+        _ => "\n",
+    }
+}
+
+/// Whether the row ends within quotes. CSV lets the field go on in the next line then, but no sample file has such fields:
+/// a quote too many would swallow rows.
+fn leaves_quote_open(row: &[u8]) -> bool {
+    #[derive(PartialEq)]
+    enum At {
+        Start,
+        Plain,
+        Quoted,
+        /// Behind a quote within quotes: the closing one, or the first of a doubled one.
+        Quote,
+    }
+    let end = row.iter().fold(At::Start, |at, &byte| match (at, byte) {
+        (At::Start | At::Quote, b'"') => At::Quoted,
+        (At::Quoted, b'"') => At::Quote,
+        (At::Quoted, _) => At::Quoted,
+        (_, b',') => At::Start,
+        _ => At::Plain,
+    });
+    end == At::Quoted
 }
 
 /// Reads samples from CSV.
@@ -169,10 +249,10 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
 /// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`. Others are ignored.
 ///
 /// # Errors
-/// [`Error::Io`] when the file can't be read; [`Error::File`] with row (line of the file, from 1) and column for a
-/// missing column, a row with too few or too many fields, a value that is not a number or not finite, a negative norm, a
-/// batch size that is not a whole number of at least 1, a last row that may be cut off.
+/// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row (line of the file,
+/// from 1) and column for a missing column or one that is there twice, a row with too few or too many fields or a quote
+/// left open, a value that is not a number or not finite, a negative norm, a loss or norm beyond 1e60, a batch size that is
+/// not a whole number of at least 1, a last row that may be cut off.
 pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
-    let content = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
-    Ok(parse(path, &content, CutOff::Refuse)?.samples)
+    Ok(parse(path, &read_regular(path)?, CutOff::Refuse)?.samples)
 }

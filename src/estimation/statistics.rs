@@ -21,25 +21,28 @@ pub struct Sample {
     pub batch_size: u64,
 }
 
+/// Largest loss and largest norm: the sums of up to 1e60 fourth powers of these stay finite.
+pub(super) const LARGEST_NORM: f64 = 1e60;
+
 impl Sample {
     /// Checks the domain of each field.
     ///
     /// # Errors
     /// [`EstimationError::InvalidSample`] for a loss that is not finite or beyond ±1e60, a squared norm that is negative,
-    /// not finite or beyond 1e120, and batch size 0. (The sums of up to 1e60 fourth powers then stay finite.)
+    /// not finite or beyond 1e120, and batch size 0.
     pub fn validate(&self) -> std::result::Result<(), EstimationError> {
         let invalid =
             |quantity, value, expected| Err(EstimationError::InvalidSample { quantity, value, expected });
         if !self.loss.is_finite() {
             return invalid("loss", self.loss, "must be finite; draw this sample again or leave it out");
         }
-        if self.loss.abs() > 1e60 {
+        if self.loss.abs() > LARGEST_NORM {
             return invalid("loss", self.loss, "must be within ±1e60; divide the loss by a constant");
         }
         if !(self.sq_grad_norm.is_finite() && self.sq_grad_norm >= 0.0) {
             return invalid("sq_grad_norm", self.sq_grad_norm, "must be finite and at least 0");
         }
-        if self.sq_grad_norm > 1e120 {
+        if self.sq_grad_norm > LARGEST_NORM.powi(2) {
             return invalid(
                 "sq_grad_norm",
                 self.sq_grad_norm,

@@ -46,6 +46,8 @@ pub(super) struct Decision {
     prescaled_rate: f64,
     prescale: f64,
     unscale: f64,
+    /// The Euclidean norm, which bounds every element of the gradient.
+    grad_norm: f64,
 }
 
 /// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
@@ -76,10 +78,19 @@ pub(super) fn decide(
         prescaled_rate: step_size / (norms.scaled_sigma * prescale),
         prescale,
         unscale: 1.0 / input.grad_scale,
+        grad_norm: norms.euclidean,
     })
 }
 
 impl Decision {
+    /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning rate.
+    pub(super) fn fits_velocities(&self, group: &Group) -> bool {
+        const LARGEST: f64 = f32::MAX as f64;
+        group.momentum == 0.0
+            || self.grad_norm <= LARGEST * (1.0 - group.momentum)
+                && self.scalars(group).coefficient <= LARGEST
+    }
+
     /// The update of a tensor of the given group; norm lock comes on top with [`lock`].
     pub(super) fn scalars(&self, group: &Group) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);

@@ -152,7 +152,15 @@ impl Optimizer {
         if index >= count {
             return Err(Error::invalid("group", index, format!("there are {count} groups")));
         }
-        self.change_options(|options| options.groups[index] = group)
+        group.validate(index)?;
+        self.options.groups[index] = group;
+        if group.momentum == 0.0 {
+            // Momentum that is switched on again starts at rest.
+            for tensor in self.tensors.iter_mut().filter(|tensor| tensor.spec.group == index) {
+                tensor.momentum = None;
+            }
+        }
+        Ok(())
     }
 
     fn change_options(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
@@ -195,14 +203,20 @@ impl Optimizer {
 
     /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the norm.
     ///
-    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales them.
+    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales them. NaN where
+    /// any gradient is not finite, counted or not; a sum over ranks stays NaN, and all skip.
     ///
     /// # Errors
     /// As [`Optimizer::step`], for the gradients.
     pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
         let _ieee = FloatEnvironment::ieee();
         self.check_grads(grads)?;
-        let total = self.total(&cpu::squared_norms(grads));
+        let norms = cpu::squared_norms(grads);
+        if norms.squares.iter().any(|square| !square.is_finite()) {
+            // Also from a tensor that does not count: then every rank has to skip.
+            return Ok(SquaredNorm { euclidean: f64::NAN, sigma: f64::NAN });
+        }
+        let total = self.total(&norms);
         let square = |s: f64| s * cpu::power_of_two(total.exponent) * cpu::power_of_two(total.exponent);
         Ok(SquaredNorm { euclidean: square(total.euclidean), sigma: square(total.sigma) })
     }
@@ -261,6 +275,9 @@ impl Optimizer {
             Ok(decision) => decision,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
+        if !self.options.groups.iter().all(|group| decision.fits_velocities(group)) {
+            return self.skip(input, Some(norms), SkipReason::OutOfRange);
+        }
         let mut updates = Vec::with_capacity(params.len());
         let tensors = self.tensors.iter_mut().zip(params).zip(grads).enumerate();
         for (index, ((tensor, param), &grad)) in tensors {
@@ -388,7 +405,14 @@ pub(crate) fn validate(options: &Options, specs: &[TensorSpec]) -> Result<Vec<us
                     format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
                 return Err(Error::tensor(&spec.name, problem));
             }
-            spec.len()
+            let len = spec.len()?;
+            if spec.offset.checked_add(len as u64).is_none() {
+                return Err(Error::tensor(
+                    &spec.name,
+                    format!("ends beyond 2^64 elements, at offset {}", spec.offset),
+                ));
+            }
+            Ok(len)
         })
         .collect()
 }

@@ -15,7 +15,8 @@ pub struct Options {
     pub multiplier: f64,
     /// The step size times the multiplier is cut to this. Default: no cap.
     pub max_step_size: Option<f64>,
-    /// Seed of stochastic rounding for f16 and bf16 parameters without master weights; `None` rounds to nearest.
+    /// Seed of stochastic rounding for f16 and bf16 parameters without master weights; `None` rounds to nearest. What is rounded
+    /// is an f32, so updates below half a unit of f32 in the parameter's last place (2⁻²⁵ of its value) are lost.
     pub stochastic_rounding: Option<u64>,
     /// Whether f16 and bf16 parameters get f32 master weights, which the step updates and the parameters are rounded from.
     pub master_weights: bool,
@@ -45,9 +46,11 @@ pub struct Group {
     pub length_scale_factor: f64,
     /// Multiplies the learning rate of this group alone. Default 1.
     pub multiplier: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v; in [0, 1). Default 0: no velocity is kept.
+    /// m in v ← m·v − g, p ← p + learning_rate·v; in [0, 1). Default 0: no velocity is kept. Velocities are f32 for all but f64
+    /// parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
     pub momentum: f64,
-    /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0.
+    /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0. The learning rate is η/‖g‖: near a critical
+    /// point, where ‖g‖ is tiny, it can be large enough to decay parameters away in one step; a cap on the step size bounds it.
     pub weight_decay: f64,
     /// Whether each tensor keeps its Euclidean norm: after the step it is scaled back to the norm it had before. Tensors of
     /// norm 0 and of one element are left alone. Default false.
@@ -82,10 +85,14 @@ impl Options {
 }
 
 impl Group {
-    pub(super) fn validate(&self, index: usize) -> Result<()> {
+    pub(crate) fn validate(&self, index: usize) -> Result<()> {
         let name = |field: &str| format!("groups[{index}].{field}");
-        if !(self.length_scale_factor > 0.0 && self.length_scale_factor.is_finite()) {
-            let expected = "give a positive finite number; 1 leaves the length scale as it is";
+        // Its square enters the norm.
+        if !(self.length_scale_factor > 0.0
+            && (self.length_scale_factor * self.length_scale_factor).is_normal())
+        {
+            let expected =
+                "give a positive number between 1e-150 and 1e150; 1 leaves the length scale as it is";
             return Err(Error::invalid(&name("length_scale_factor"), self.length_scale_factor, expected));
         }
         not_negative(&name("multiplier"), self.multiplier)?;

@@ -72,6 +72,8 @@ pub enum SkipReason {
     /// An option is outside its domain. Setting one on the host is refused at once; this is for options that a device
     /// reads from its own memory.
     InvalidOption,
+    /// Gradient norm or learning rate leave the range of f32, in which velocities are kept. Only with momentum.
+    OutOfRange,
 }
 
 impl From<NoStep> for SkipReason {
@@ -93,6 +95,7 @@ impl std::fmt::Display for SkipReason {
             SkipReason::NonFiniteGradient => "a gradient is not finite",
             SkipReason::ZeroGradient => "the gradient is zero",
             SkipReason::InvalidOption => "an option is outside its domain",
+            SkipReason::OutOfRange => "gradient norm or learning rate are beyond f32, which momentum needs",
         })
     }
 }

@@ -49,9 +49,10 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.
     ///
     /// # Errors
-    /// [`Error::State`] says what is damaged, of another version, or which tensor differs in name, shape or format.
+    /// [`Error::State`] says what is damaged, of another version, which tensor differs in name, shape or format, or which
+    /// option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        let state = state_file::read(bytes, &self.spec_list())?;
+        let state = state_file::read(bytes, &self.spec_list(), &self.options)?;
         for (tensor, buffers) in self.tensors.iter_mut().zip(state.tensors) {
             tensor.momentum = buffers.momentum.map(|bytes| match tensor.spec.dtype {
                 DType::F64 => {

@@ -6,24 +6,26 @@ use std::collections::HashMap;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
-use super::TensorSpec;
+use super::{Options, TensorSpec};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
 const FORMAT: &str = "rfdescent-optimizer-state";
 const VERSION: &str = "1";
 
-/// What identifies a tensor in a saved state.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Identity {
+/// What identifies a tensor in a saved state, and which buffers are stored of it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
     name: String,
     shape: Vec<usize>,
     dtype: DType,
+    momentum: bool,
+    master: bool,
 }
 
-impl Identity {
-    fn of(spec: &TensorSpec) -> Self {
-        Self { name: spec.name.clone(), shape: spec.shape.clone(), dtype: spec.dtype }
+impl Entry {
+    fn is_of(&self, spec: &TensorSpec) -> bool {
+        (&self.name, &self.shape, self.dtype) == (&spec.name, &spec.shape, spec.dtype)
     }
 }
 
@@ -64,19 +66,27 @@ pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec
             }
         }
     }
-    let identities: Vec<Identity> = specs.iter().map(|spec| Identity::of(spec)).collect();
+    let entries: Vec<Entry> = (specs.iter().zip(&state.tensors))
+        .map(|(spec, buffers)| Entry {
+            name: spec.name.clone(),
+            shape: spec.shape.clone(),
+            dtype: spec.dtype,
+            momentum: buffers.momentum.is_some(),
+            master: buffers.master.is_some(),
+        })
+        .collect();
     let metadata = HashMap::from([
         ("format".to_string(), FORMAT.to_string()),
         ("version".to_string(), VERSION.to_string()),
         ("applied_steps".to_string(), state.applied_steps.to_string()),
         ("skipped_steps".to_string(), state.skipped_steps.to_string()),
-        ("tensors".to_string(), serde_json::to_string(&identities).map_err(|e| Error::State(e.to_string()))?),
+        ("tensors".to_string(), serde_json::to_string(&entries).map_err(|e| Error::State(e.to_string()))?),
     ]);
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
 }
 
-/// Reads a file that [`write`] made for the same tensors.
-pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec]) -> Result<State<&'a [u8]>> {
+/// Reads a file that [`write`] made for the same tensors and for options that keep the same buffers.
+pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec], options: &Options) -> Result<State<&'a [u8]>> {
     let damaged = |e: safetensors::SafeTensorError| {
         Error::State(format!("is not a whole safetensors file ({e}); save it again"))
     };
@@ -103,24 +113,32 @@ pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec]) -> Result<State<&
             .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
     };
     let (applied_steps, skipped_steps) = (count("applied_steps")?, count("skipped_steps")?);
-    let identities: Vec<Identity> = serde_json::from_str(entry("tensors")?)
+    let entries: Vec<Entry> = serde_json::from_str(entry("tensors")?)
         .map_err(|e| Error::State(format!("`tensors` in its metadata is damaged: {e}")))?;
-    compare(&identities, specs)?;
-    let tensors = specs
-        .iter()
-        .map(|spec| {
-            let values = |kind: &str, dtype| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec);
+    compare(&entries, specs, options)?;
+    let promised = entries.iter().map(|e| usize::from(e.momentum) + usize::from(e.master)).sum::<usize>();
+    if stored.len() != promised {
+        return Err(Error::State(format!(
+            "holds {} buffers, but its metadata promises {promised}; it is damaged: save it again",
+            stored.len()
+        )));
+    }
+    let tensors = (specs.iter().zip(&entries))
+        .map(|(spec, entry)| {
+            let values = |kind: &str, present: bool, dtype| {
+                present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec)).transpose()
+            };
             Ok(Buffers {
-                momentum: values("momentum", momentum_format(spec))?,
-                master: values("master", Dtype::F32)?,
+                momentum: values("momentum", entry.momentum, momentum_format(spec))?,
+                master: values("master", entry.master, Dtype::F32)?,
             })
         })
         .collect::<Result<_>>()?;
     Ok(State { applied_steps, skipped_steps, tensors })
 }
 
-/// Says which tensor of a saved state is not the optimizer's.
-fn compare(saved: &[Identity], specs: &[&TensorSpec]) -> Result<()> {
+/// Says which tensor of a saved state is not the optimizer's, or has a buffer that the options have no use for.
+fn compare(saved: &[Entry], specs: &[&TensorSpec], options: &Options) -> Result<()> {
     if saved.len() != specs.len() {
         return Err(Error::State(format!(
             "is for {} tensors, the optimizer has {}; make the optimizer for the same list",
@@ -129,28 +147,32 @@ fn compare(saved: &[Identity], specs: &[&TensorSpec]) -> Result<()> {
         )));
     }
     for (index, (saved, spec)) in saved.iter().zip(specs).enumerate() {
-        let here = Identity::of(spec);
-        if *saved != here {
+        let name = &spec.name;
+        if !saved.is_of(spec) {
             return Err(Error::State(format!(
-                "tensor {index} is `{}` {:?} {} in the state but `{}` {:?} {} in the optimizer",
-                saved.name, saved.shape, saved.dtype, here.name, here.shape, here.dtype
+                "tensor {index} is `{}` {:?} {} in the state but `{name}` {:?} {} in the optimizer",
+                saved.name, saved.shape, saved.dtype, spec.shape, spec.dtype
+            )));
+        }
+        if saved.master && !options.master_weights {
+            return Err(Error::State(format!(
+                "holds master weights of `{name}`, but the option `master_weights` is off; make the optimizer with it on"
+            )));
+        }
+        if saved.momentum && options.groups[spec.group].momentum == 0.0 {
+            return Err(Error::State(format!(
+                "holds a velocity of `{name}`, but the momentum of its group is 0; set it before loading"
             )));
         }
     }
     Ok(())
 }
 
-/// The bytes of a stored list of numbers, `None` where there is none.
-fn values<'a>(
-    stored: &SafeTensors<'a>,
-    name: &str,
-    dtype: Dtype,
-    spec: &TensorSpec,
-) -> Result<Option<&'a [u8]>> {
-    if !stored.names().contains(&name) {
-        return Ok(None);
-    }
-    let view = stored.tensor(name).map_err(|e| Error::State(e.to_string()))?;
+/// The bytes of a stored list of numbers.
+fn values<'a>(stored: &SafeTensors<'a>, name: &str, dtype: Dtype, spec: &TensorSpec) -> Result<&'a [u8]> {
+    let view = stored
+        .tensor(name)
+        .map_err(|e| Error::State(format!("lacks `{name}` ({e}); it is damaged: save it again")))?;
     let len = spec.len()?;
     if view.dtype() != dtype || view.shape() != [len] {
         return Err(Error::State(format!(
@@ -159,5 +181,5 @@ fn values<'a>(
             view.shape()
         )));
     }
-    Ok(Some(view.data()))
+    Ok(view.data())
 }

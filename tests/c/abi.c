@@ -765,6 +765,17 @@ static void settings_and_states(void) {
           rfd_optimizer_step_with_norm(second, params2, grads, 2, two, &scalars, NULL, NULL));
     rfd_optimizer_destroy(first);
     rfd_optimizer_destroy(second);
+
+    /* A velocity is kept in float. */
+    double vast = 1e100;
+    rfd_tensor_spec scalar = spec("s", NULL, 0, RFD_DTYPE_F32);
+    rfd_tensor param = tensor(b, 1, RFD_DTYPE_F32), grad = tensor(&vast, 1, RFD_DTYPE_F64);
+    options.group_count = 1;
+    OK(rfd_optimizer_create(model, &options, &scalar, 1, &first));
+    OK(rfd_optimizer_step(first, &param, &grad, 1, &scalars, NULL, &report));
+    CHECK(report.outcome == RFD_OUTCOME_OUT_OF_RANGE);
+    FAILS(RFD_ERROR_FILE, "regular", rfd_optimizer_load_state(first, folder, NULL));
+    rfd_optimizer_destroy(first);
     rfd_model_destroy(model);
 }
 

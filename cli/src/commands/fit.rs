@@ -1,6 +1,5 @@
 //! `rfdescent fit`: a covariance model from a file of samples.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use rfdescent::covariance::{Family, Model};
@@ -8,6 +7,9 @@ use rfdescent::estimation::{Diagnostics, Fit, SampleStatistics, fit, read_sample
 use serde::Serialize;
 
 use crate::error::CliError;
+use crate::files::Prepared;
+use crate::numbers::{fixed, short};
+use crate::terminal::{print, say};
 
 /// Fit mean and variances, and the covariance model they determine, to samples at random initialisations.
 #[derive(Debug, clap::Args)]
@@ -21,11 +23,11 @@ pub struct FitArgs {
     model: String,
 
     /// Number of parameters of the cost; without it there is no length scale and no step size.
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", allow_hyphen_values = true)]
     dims: Option<u64>,
 
     /// Relative standard deviation of the variance above which to warn.
-    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.3, allow_hyphen_values = true)]
     tolerance: f64,
 
     /// Write the fitted model to this file; needs --dims.
@@ -69,7 +71,10 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         return Err(CliError::Usage("--dims 0: must be at least 1".into()));
     }
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(CliError::Usage(format!("--tolerance {}: must be above 0", args.tolerance)));
+        return Err(CliError::Usage(format!(
+            "--tolerance {}: must be finite and above 0",
+            short(args.tolerance)
+        )));
     }
     if args.output.is_some() && args.dims.is_none() {
         let text = "--output: a model needs the number of parameters: add --dims D";
@@ -115,20 +120,20 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     } else {
         report.to_text()
     };
-    if let (Some(model), Some(path)) = (&model, &args.output) {
-        // Whatever is wrong with the file is the file's fault, not the command line's.
-        model.save(path).map_err(|error| CliError::Data(error.to_string()))?;
-    }
+    let json = model.as_ref().map(Model::to_json).transpose()?;
+    let file = match (&json, &args.output) {
+        (Some(json), Some(path)) => Some(Prepared::new(path, json.as_bytes())?),
+        _ => None,
+    };
     for warning in warnings {
-        eprintln!("warning: {}: {warning}", args.samples.display());
+        say(format_args!("warning: {}: {warning}", args.samples.display()));
     }
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+    print(&text)?;
+    file.map_or(Ok(()), Prepared::commit)
 }
 
 fn fitted(args: &FitArgs) -> Result<(SampleStatistics, Fit), CliError> {
-    let samples = read_samples(&args.samples).map_err(|error| CliError::Data(error.to_string()))?;
+    let samples = read_samples(&args.samples)?;
     let mut statistics = SampleStatistics::new();
     for sample in &samples {
         statistics.push(sample).map_err(|error| data(args, error))?;
@@ -144,7 +149,7 @@ fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
 impl Report {
     fn to_text(&self) -> String {
         let optional = |value: Option<f64>, otherwise: &str| {
-            value.map_or_else(|| format!("-  ({otherwise})"), |value| format!("{value:.6}"))
+            value.map_or_else(|| format!("-  ({otherwise})"), |value| fixed(value, 6))
         };
         let small = |value: f64| format!("{value:.6e}");
         let needs_dims = |value: Option<f64>| match value {
@@ -156,21 +161,21 @@ impl Report {
         let rows = [
             ("batches", self.batches.to_string()),
             ("samples", self.samples.to_string()),
-            ("mean", format!("{:.6}", self.mean)),
+            ("mean", fixed(self.mean, 6)),
             ("variance", small(self.variance)),
             ("noise_variance", small(self.noise_variance)),
             ("grad_variance", small(self.grad_variance)),
             ("noise_grad_variance", small(self.noise_grad_variance)),
-            ("relative_std", format!("{:.6}", self.relative_std)),
+            ("relative_std", fixed(self.relative_std, 6)),
             ("model", self.model.clone()),
             ("length_scale", needs_dims(self.length_scale)),
             ("asymptotic_learning_rate", needs_dims(self.asymptotic_learning_rate)),
             ("plateau_step_size", needs_dims(self.plateau_step_size)),
-            ("skewness", format!("{:.6}", d.skewness)),
-            ("excess_kurtosis", format!("{:.6}", d.excess_kurtosis)),
+            ("skewness", fixed(d.skewness, 6)),
+            ("excess_kurtosis", fixed(d.excess_kurtosis, 6)),
             ("normality_p_value", optional(d.normality_p_value, "needs 20 batches")),
             ("grad_relative_variance", d.grad_relative_variance.map_or("-".into(), small)),
-            ("grad_effective_dims", d.grad_effective_dims.map_or("-".into(), |dims| format!("{dims:.1}"))),
+            ("grad_effective_dims", d.grad_effective_dims.map_or("-".into(), |dims| fixed(dims, 1))),
             ("grad_spread_ratio", needs_dims(d.grad_spread_ratio)),
         ];
         rows.iter().map(|(name, value)| format!("{name:<25} {value}\n")).collect()

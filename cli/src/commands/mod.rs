@@ -1,5 +1,7 @@
 //! One file a subcommand.
 
+pub mod bench;
+pub mod doctor;
 pub mod fit;
 pub mod plan;
 pub mod step_size;

@@ -1,30 +1,30 @@
 //! `rfdescent plan`: which batch sizes to sample, and how many examples that takes.
 
-use std::io::Write;
-
 use rfdescent::Error;
 use rfdescent::estimation::{Design, DesignKind, DesignProblem};
 use serde_json::json;
 
 use crate::error::CliError;
+use crate::numbers::{fixed, short, shortened};
+use crate::terminal::print;
 
 /// Plan the batch sizes of samples from which the variance is to be fitted.
 #[derive(Debug, clap::Args)]
 pub struct PlanArgs {
     /// C(0), the variance of the cost, as far as known.
-    #[arg(long, value_name = "V", allow_negative_numbers = true)]
+    #[arg(long, value_name = "V", allow_hyphen_values = true)]
     variance: f64,
 
     /// The variance of one example's loss around the cost, as far as known.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
     noise_variance: f64,
 
     /// Smallest batch size.
-    #[arg(long, value_name = "B", default_value_t = 20)]
+    #[arg(long, value_name = "B", default_value_t = 20, allow_hyphen_values = true)]
     min_batch: u64,
 
     /// Largest batch size, e.g. the size of the data set.
-    #[arg(long, value_name = "B")]
+    #[arg(long, value_name = "B", allow_hyphen_values = true)]
     max_batch: Option<u64>,
 
     /// gibbs spreads the batch sizes out; c-optimal names the two that need the fewest examples.
@@ -32,7 +32,7 @@ pub struct PlanArgs {
     design: String,
 
     /// Relative standard deviation of the fitted variance to reach.
-    #[arg(long, value_name = "T", default_value_t = 0.3, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.3, allow_hyphen_values = true)]
     tolerance: f64,
 
     /// Print JSON.
@@ -43,7 +43,10 @@ pub struct PlanArgs {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     if !(args.tolerance.is_finite() && args.tolerance > 0.0) {
-        return Err(CliError::Usage(format!("--tolerance {}: must be above 0", args.tolerance)));
+        return Err(CliError::Usage(format!(
+            "--tolerance {}: must be finite and above 0",
+            short(args.tolerance)
+        )));
     }
     let kind: DesignKind = args.design.parse().map_err(usage)?;
     let problem = DesignProblem {
@@ -54,24 +57,29 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
     };
     let design = problem.design(kind).map_err(usage)?;
     let text = if args.json { to_json(&design, args.tolerance) } else { to_text(&design, args.tolerance) };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+    print(&text)
 }
 
 /// The library's names of arguments as this command's options.
 fn usage(error: Error) -> CliError {
-    match error {
-        Error::InvalidArgument { name, value, expected } => {
-            let option = match name.as_str() {
-                "min_batch_size" => "min-batch".into(),
-                "max_batch_size" => "max-batch".into(),
-                _ => name.replace('_', "-"),
-            };
-            CliError::Usage(format!("--{option} {value}: {expected}"))
-        }
-        other => CliError::Usage(other.to_string()),
-    }
+    let Error::InvalidArgument { name, value, expected } = error else {
+        return CliError::Usage(error.to_string());
+    };
+    let names = [
+        ("min_batch_size", "--min-batch"),
+        ("max_batch_size", "--max-batch"),
+        ("noise_variance", "--noise-variance"),
+    ];
+    let option = match names.iter().find(|(argument, _)| *argument == name) {
+        Some((_, option)) => (*option).to_string(),
+        None => format!("--{}", name.replace('_', "-")),
+    };
+    let expected = names.iter().fold(expected, |text, (argument, option)| text.replace(argument, option));
+    CliError::Usage(match value.as_str() {
+        // An option that was not given.
+        "none" => format!("{option} is {expected}"),
+        _ => format!("{option} {}: {expected}", shortened(value)),
+    })
 }
 
 fn to_json(design: &Design, tolerance: f64) -> String {
@@ -100,10 +108,10 @@ fn to_text(design: &Design, tolerance: f64) -> String {
         ("objective".into(), format!("{:.6e}", design.objective())),
         (
             "samples_needed".into(),
-            format!("{}  (tolerance {tolerance})", design.samples_needed(tolerance).ceil()),
+            format!("{}  (tolerance {})", short(design.samples_needed(tolerance).ceil()), short(tolerance)),
         ),
-        ("batches_needed".into(), batches(design, tolerance).to_string()),
-        ("expected_batch_size".into(), format!("{:.2}", design.expected_batch_size())),
+        ("batches_needed".into(), short(batches(design, tolerance))),
+        ("expected_batch_size".into(), fixed(design.expected_batch_size(), 2)),
     ];
     match design.lambda() {
         Some([lambda1, lambda2]) => {

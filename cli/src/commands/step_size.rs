@@ -1,6 +1,5 @@
 //! `rfdescent step-size`: the step size for one observation, or for each row of a table.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model, NoStep, Observation, Step, StepMode, StepRule};
@@ -8,6 +7,9 @@ use rfdescent::{Error, Moments};
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
+use crate::files;
+use crate::numbers::{short, shortened};
+use crate::terminal::print;
 
 /// Step sizes from a fitted model, or for the models and observations of a table.
 #[derive(Debug, clap::Args)]
@@ -22,19 +24,19 @@ pub struct StepSizeArgs {
     model_file: Option<PathBuf>,
 
     /// The mini-batch loss.
-    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    #[arg(long, allow_hyphen_values = true, required_unless_present = "table")]
     loss: Option<f64>,
 
     /// The norm of its gradient.
-    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    #[arg(long, allow_hyphen_values = true, required_unless_present = "table")]
     grad_norm: Option<f64>,
 
     /// The number of examples in the batch.
-    #[arg(long, allow_negative_numbers = true, required_unless_present = "table")]
+    #[arg(long, allow_hyphen_values = true, required_unless_present = "table")]
     batch_size: Option<u64>,
 
     /// 0 minimises the expected cost, values up to 1 the upper end of a confidence interval.
-    #[arg(long, allow_negative_numbers = true, default_value_t = 0.0)]
+    #[arg(long, allow_hyphen_values = true, default_value_t = 0.0)]
     conservatism: f64,
 
     /// rfd, a-rfd or clipped-a-rfd.
@@ -69,16 +71,23 @@ pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
             ));
         }
     };
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| CliError::Data(format!("standard output: {error}")))
+    print(&text)
 }
 
 /// A gradient of 0 leaves the parameters where they are.
-fn or_standing_still(step: Result<Step, NoStep>) -> Result<Step, NoStep> {
-    match step {
+fn step(model: &Model, observation: &Observation, rule: &StepRule) -> Result<Step, Wrong> {
+    let &Observation { loss, grad_norm, .. } = observation;
+    let wrong = |column: &str, value: f64, problem: &dyn std::fmt::Display| {
+        Err(Wrong::new(column, format!("{}: {problem}", short(value))))
+    };
+    if grad_norm < 0.0 {
+        return wrong("grad_norm", grad_norm, &"a norm must not be negative");
+    }
+    match model.step(observation, rule) {
+        Ok(step) => Ok(step),
         Err(NoStep::ZeroGradient) => Ok(Step { step_size: 0.0, theta: 0.0 }),
-        step => step,
+        Err(reason @ NoStep::NonFiniteLoss) => wrong("loss", loss, &reason),
+        Err(reason) => wrong("grad_norm", grad_norm, &reason),
     }
 }
 
@@ -93,16 +102,14 @@ fn single(
     if batch_size == 0 {
         return Err(CliError::Usage("--batch-size 0: must be at least 1".into()));
     }
-    rule.validate().map_err(|error| CliError::Usage(format!("--{error}")))?;
-    let model = Model::load(path).map_err(|error| CliError::Data(error.to_string()))?;
+    let wrong =
+        |Wrong { column, problem }| CliError::Usage(format!("--{} {problem}", column.replace('_', "-")));
+    rule.validate().map_err(Wrong::from).map_err(wrong)?;
+    // Refuses what has no end.
+    files::open(path)?;
+    let model = Model::load(path)?;
     let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 / batch_size as f64 };
-    let step = or_standing_still(model.step(&observation, &rule)).map_err(|reason| {
-        let (option, value) = match reason {
-            NoStep::NonFiniteLoss => ("loss", loss),
-            _ => ("grad-norm", grad_norm),
-        };
-        CliError::Usage(format!("--{option} {value}: {reason}"))
-    })?;
+    let step = step(&model, &observation, &rule).map_err(wrong)?;
     let results = [
         ("step_size", Some(step.step_size)),
         // Without a gradient there is no rate.
@@ -124,6 +131,22 @@ fn single(
     Ok(lines.collect())
 }
 
+/// What a table must have.
+const COLUMNS: [&str; 12] = [
+    "model",
+    "shape",
+    "mean",
+    "variance",
+    "noise_variance",
+    "grad_variance",
+    "noise_grad_variance",
+    "dims",
+    "loss",
+    "grad_norm",
+    "inv_batch_size",
+    "conservatism",
+];
+
 /// A table with the two columns filled in.
 struct Table {
     headers: Vec<String>,
@@ -132,11 +155,30 @@ struct Table {
 
 impl Table {
     fn read(path: &Path) -> Result<Table, CliError> {
-        let fail = |problem: String| CliError::Data(format!("{}: {problem}", path.display()));
-        let file = std::fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-        let mut reader = csv::Reader::from_reader(file);
-        let given = reader.headers().map_err(|error| fail(error.to_string()))?;
-        let mut headers: Vec<String> = given.iter().map(|header| header.trim().to_string()).collect();
+        let content = files::read(path)?;
+        let fail = |at: &csv::Position, problem: &str| {
+            CliError::file(path, format!("line {}: {problem}", line(&content, at)))
+        };
+        let unreadable = |error: csv::Error| match error.position() {
+            Some(at) => fail(at, "not CSV text in UTF-8"),
+            None => CliError::file(path, error),
+        };
+        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(&content[..]);
+        let header = reader.headers().map_err(unreadable)?;
+        if header.is_empty() {
+            return Err(CliError::file(
+                path,
+                format!("empty; its first line must name {}", COLUMNS.join(", ")),
+            ));
+        }
+        let mut headers: Vec<String> = header.iter().map(|name| name.trim().to_string()).collect();
+        if let Some(missing) = COLUMNS.iter().find(|&column| !headers.iter().any(|name| name == column)) {
+            let at = header.position().cloned().unwrap_or_else(csv::Position::new);
+            return Err(fail(
+                &at,
+                &format!("no column `{missing}`; the header must name {}", COLUMNS.join(", ")),
+            ));
+        }
         let given = headers.len();
         for filled in ["length_scale", "step_size"] {
             if !headers.iter().any(|header| header == filled) {
@@ -144,14 +186,18 @@ impl Table {
             }
         }
         let mut rows = Vec::new();
-        for (index, record) in reader.records().enumerate() {
-            let record = record.map_err(|error| fail(error.to_string()))?;
+        for record in reader.records() {
+            let record = record.map_err(unreadable)?;
+            let at = record.position().cloned().unwrap_or_else(csv::Position::new);
+            if record.len() != given {
+                return Err(fail(&at, &format!("{} fields where the header has {given}", record.len())));
+            }
             let mut cells: Vec<String> = record.iter().map(|cell| cell.trim().to_string()).collect();
             cells.resize(headers.len(), String::new());
-            let row = Row { headers: &headers, given, cells: &cells };
-            let (length_scale, step_size) = row.evaluate().map_err(|Wrong { column, problem }| {
-                fail(format!("row {} below the header, column `{column}`: {problem}", index + 1))
-            })?;
+            let row = Row { headers: &headers[..given], cells: &cells };
+            let (length_scale, step_size) = row
+                .evaluate()
+                .map_err(|Wrong { column, problem }| fail(&at, &format!("column `{column}`: {problem}")))?;
             for (header, cell) in headers.iter().zip(&mut cells) {
                 match header.as_str() {
                     // The shortest text that reads back to the same number.
@@ -192,7 +238,17 @@ impl Table {
     }
 }
 
-/// What is wrong in a row.
+/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of the blank
+/// lines before it.
+fn line(content: &[u8], at: &csv::Position) -> usize {
+    let mut start = (at.byte() as usize).min(content.len());
+    while content.get(start).is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {
+        start += 1;
+    }
+    1 + content[..start].iter().filter(|&&byte| byte == b'\n').count()
+}
+
+/// Which column, or option of the same name, is wrong and how.
 struct Wrong {
     column: String,
     problem: String,
@@ -204,16 +260,27 @@ impl Wrong {
     }
 }
 
+/// The library names the argument at fault, and its names are the columns'.
+impl From<Error> for Wrong {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::InvalidArgument { name, value, expected } => {
+                Wrong::new(&name, format!("{}: {expected}", shortened(value)))
+            }
+            error => Wrong::new("model", error),
+        }
+    }
+}
+
+/// A row's cells under the names that the file has.
 struct Row<'a> {
     headers: &'a [String],
-    /// How many of them the file has; the others are still to be filled in.
-    given: usize,
     cells: &'a [String],
 }
 
 impl Row<'_> {
     fn text(&self, column: &str) -> Result<&str, Wrong> {
-        match self.headers[..self.given].iter().position(|header| header == column) {
+        match self.headers.iter().position(|header| header == column) {
             Some(index) => Ok(&self.cells[index]),
             None => Err(Wrong::new(column, "the table has no such column")),
         }
@@ -246,18 +313,9 @@ impl Row<'_> {
             grad_norm: self.number("grad_norm")?,
             inv_batch_size: self.number("inv_batch_size")?,
         };
-        // The library names the argument at fault, and its names are the columns'.
-        let wrong = |error: Error| match error {
-            Error::InvalidArgument { name, value, expected } => {
-                Wrong::new(&name, format!("{value}: {expected}"))
-            }
-            error => Wrong::new("model", error),
-        };
-        rfdescent::covariance::validate_inv_batch_size(observation.inv_batch_size).map_err(wrong)?;
-        let rule = StepRule::new(StepMode::Rfd, self.number("conservatism")?).map_err(wrong)?;
-        let model = Model::new(family, moments).map_err(wrong)?;
-        let step = or_standing_still(model.step(&observation, &rule))
-            .map_err(|reason| Wrong::new("grad_norm", format!("{}: {reason}", observation.grad_norm)))?;
-        Ok((model.length_scale(), step.step_size))
+        rfdescent::covariance::validate_inv_batch_size(observation.inv_batch_size)?;
+        let rule = StepRule::new(StepMode::Rfd, self.number("conservatism")?)?;
+        let model = Model::new(family, moments)?;
+        Ok((model.length_scale(), step(&model, &observation, &rule)?.step_size))
     }
 }

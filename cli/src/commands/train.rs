@@ -1,21 +1,23 @@
 //! `rfdescent train`: fits the covariance on the network itself, then trains it with RFD.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use rfdescent::covariance::Family;
+use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::Options;
 use serde::Serialize;
 
 use crate::data::{Dataset, idx, synthetic};
-use crate::error::CliError;
+use crate::error::{CliError, both};
+use crate::files;
 use crate::interrupt;
 use crate::network::{Network, NetworkKind};
 use crate::output::OutputFolder;
 use crate::progress::Progress;
+use crate::terminal::print;
 use crate::training::baseline::{Baseline, GRID};
-use crate::training::fit::{FitOptions, Fitted, fit};
+use crate::training::fit::{FitOptions, fit};
 use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summarise};
 use crate::training::rfd::Rfd;
 use crate::training::{DTYPE, Method, Run, Schedule, train};
@@ -30,10 +32,10 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = NetworkKind::Mlp)]
     model: NetworkKind,
     /// Passes over the training images
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 3, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     epochs: usize,
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
-    #[arg(long, value_name = "B", default_value_t = 1024, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
+    #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
     /// squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
@@ -42,31 +44,35 @@ pub struct TrainArgs {
     #[arg(long)]
     stochastic: bool,
     /// Seed of everything random; a machine repeats a run exactly
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", default_value_t = 0, allow_hyphen_values = true)]
     seed: u64,
     /// Repeat with this many seeds, from --seed on, and report the means
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
     /// Also train the same network with SGD and Adam over a grid of learning rates
     #[arg(long)]
     compare: bool,
-    /// Folder for run.json, run.csv, epochs.csv, the fitted model, the samples and the trained parameters
+    /// Folder for run.json, run.csv, epochs.csv, the fitted model, the samples and the trained parameters. After an
+    /// interruption the same command takes the samples from it, and trains anew; a finished run in it is not touched
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Replace the finished run in the output folder, all but its samples
+    #[arg(long, requires = "output")]
+    overwrite: bool,
     /// File that keeps the samples of auto-fit; samples in it are used [default: samples.csv in the output folder]
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
     /// Relative standard deviation of the fitted variance at which auto-fit stops
-    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive, allow_hyphen_values = true)]
     tolerance: f64,
     /// Images that auto-fit draws at most
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
     max_samples: u64,
     /// Use only this many training images
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(MIN_IMAGES as u64..=10_000_000))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(MIN_IMAGES as u64..=10_000_000))]
     train_images: Option<usize>,
     /// Use only this many validation images
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
     validation_images: Option<usize>,
     /// Print one JSON document instead of tables
     #[arg(long)]
@@ -95,39 +101,53 @@ struct Report<'a> {
     batch_size: usize,
     stochastic: bool,
     threads: usize,
+    /// Whether every seed ran to its end.
+    complete: bool,
     seeds: &'a [SeedReport],
     summary: &'a [Summary],
 }
+
+/// The report's file in the output folder. It is written last and removed first: where it is, all else belongs to it.
+const REPORT: &str = "run.json";
 
 /// Runs the subcommand.
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     interrupt::install()?;
     // The folder first: a run must not find out at its end that it cannot be written.
     let output = args.output.as_deref().map(OutputFolder::create).transpose()?;
+    if let Some(folder) = output.as_ref().filter(|_| !args.overwrite) {
+        refuse_finished(&folder.join(REPORT))?;
+    }
     let data = load(args)?;
     let command = Command {
         args,
         data: &data,
-        printer: Printer { quiet: args.json },
+        output,
+        printer: Printer::new(args.json),
         progress: Progress::new(args.json),
         network: Network::new(args.model, DTYPE, args.seed)?,
     };
     command.describe();
     let mut seeds = Vec::new();
-    let mut interrupted = false;
-    for seed in (0..args.seeds).map(|offset| args.seed.wrapping_add(offset)) {
-        let folder = match &output {
-            Some(folder) if args.seeds > 1 => {
-                Some(OutputFolder::create(&folder.join(&format!("seed-{seed}")))?)
-            }
-            _ => None,
-        };
-        interrupted = command.run_seed(seed, folder.as_ref().or(output.as_ref()), &mut seeds)?;
-        if interrupted {
-            break;
-        }
+    let outcome = (0..args.seeds)
+        .map(|offset| args.seed.wrapping_add(offset))
+        .try_for_each(|seed| command.run_seed(seed, &mut seeds));
+    command.finish(&seeds, outcome)
+}
+
+/// An error when there is a report that does not say that its run was cut short.
+fn refuse_finished(report: &Path) -> Result<(), CliError> {
+    if !report.exists() {
+        return Ok(());
     }
-    command.finish(&seeds, output.as_ref(), interrupted)
+    let content: serde_json::Value = serde_json::from_slice(&files::read(report)?).unwrap_or_default();
+    if content["complete"] == false {
+        return Ok(());
+    }
+    Err(CliError::file(
+        report,
+        "a finished run; name another folder with --output, or replace the run with --overwrite",
+    ))
 }
 
 fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
@@ -166,6 +186,7 @@ fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
 struct Command<'a> {
     args: &'a TrainArgs,
     data: &'a Dataset,
+    output: Option<OutputFolder>,
     printer: Printer,
     progress: Progress,
     network: Network,
@@ -191,14 +212,16 @@ impl Command<'_> {
         ));
     }
 
-    /// Fits, trains, compares; the results are added to `seeds`. Returns whether Ctrl-C came.
-    fn run_seed(
-        &self,
-        seed: u64,
-        output: Option<&OutputFolder>,
-        seeds: &mut Vec<SeedReport>,
-    ) -> Result<bool, CliError> {
+    /// Fits, trains, compares. What there is of it by the time of an error is in `seeds` too.
+    fn run_seed(&self, seed: u64, seeds: &mut Vec<SeedReport>) -> Result<(), CliError> {
         let args = self.args;
+        let own_folder = match &self.output {
+            Some(folder) if args.seeds > 1 => {
+                Some(OutputFolder::create(&folder.join(&format!("seed-{seed}")))?)
+            }
+            _ => None,
+        };
+        let output = own_folder.as_ref().or(self.output.as_ref());
         if args.seeds > 1 {
             self.printer.line(format!("\nSeed {seed}"));
         }
@@ -208,32 +231,32 @@ impl Command<'_> {
             max_samples: args.max_samples,
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
         };
-        let fitted = fit(args.model, &self.network, self.data, &options, seed, self.progress)?;
-        self.printer.fit(&fitted);
+        let fit = fit(args.model, &self.network, self.data, &options, seed, self.progress)?;
+        self.printer.fit(&fit);
+        let model = fit.model.clone();
+        seeds.push(SeedReport { seed, fit, methods: Vec::new(), complete: false });
+        let Some(report) = seeds.last_mut() else { return Ok(()) };
 
         self.printer.line("\nTraining with RFD");
         self.printer.epoch_header();
         self.network.initialise(seed)?;
-        let mut rfd = Rfd::new(&self.network, fitted.model.clone(), self.optimizer_options())?;
+        let mut rfd = Rfd::new(&self.network, model.clone(), self.optimizer_options())?;
         let run = self.train("RFD", &mut rfd, seed, true)?;
+        report.methods.push(MethodReport::new("RFD", None, &run));
         if let Some(folder) = output {
-            self.write_run(folder, &fitted, &run)?;
+            self.write_run(folder, &model, &run)?;
         }
-        let mut methods = vec![MethodReport::new("RFD", None, &run)];
-        let mut interrupted = run.interrupted;
+        stopped(&run)?;
         for setting in GRID.into_iter().filter(|_| args.compare) {
-            if interrupted {
-                break;
-            }
             self.network.initialise(seed)?;
             let mut baseline = Baseline::new(setting, &self.network)?;
             let label = format!("{} {}", setting.method, setting.learning_rate);
             let run = self.train(&label, &mut baseline, seed, false)?;
-            interrupted = run.interrupted;
-            methods.push(MethodReport::new(setting.method, Some(setting.learning_rate), &run));
+            report.methods.push(MethodReport::new(setting.method, Some(setting.learning_rate), &run));
+            stopped(&run)?;
         }
-        seeds.push(SeedReport { seed, fit: fitted, methods });
-        Ok(interrupted)
+        report.complete = true;
+        Ok(())
     }
 
     fn optimizer_options(&self) -> Options {
@@ -253,23 +276,24 @@ impl Command<'_> {
         run
     }
 
-    fn write_run(&self, folder: &OutputFolder, fitted: &Fitted, run: &Run) -> Result<(), CliError> {
+    fn write_run(&self, folder: &OutputFolder, model: &Model, run: &Run) -> Result<(), CliError> {
+        if let Some(folder) = &self.output {
+            folder.remove(REPORT)?;
+        }
         folder.write_csv("run.csv", &run.steps)?;
         folder.write_csv("epochs.csv", &run.epochs)?;
-        fitted.model.save(&folder.join("model.json"))?;
-        folder.write_with("parameters.safetensors", |path| {
-            Ok(candle_core::safetensors::save(&self.network.tensors(), path)?)
-        })
+        folder.write("model.json", model.to_json()?.as_bytes())?;
+        let parameters = "parameters.safetensors";
+        let bytes = safetensors::serialize(self.network.tensors(), None)
+            .map_err(|e| CliError::file(&folder.join(parameters), e))?;
+        folder.write(parameters, &bytes)
     }
 
-    fn finish(
-        &self,
-        seeds: &[SeedReport],
-        output: Option<&OutputFolder>,
-        interrupted: bool,
-    ) -> Result<(), CliError> {
+    /// Writes and prints what there is, however the run ended. The first error is the one that the user gets.
+    fn finish(self, seeds: &[SeedReport], mut outcome: Result<(), CliError>) -> Result<(), CliError> {
         let args = self.args;
         let summary = summarise(seeds);
+        let complete = outcome.is_ok();
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             network: args.model,
@@ -280,29 +304,36 @@ impl Command<'_> {
             batch_size: args.batch_size,
             stochastic: args.stochastic,
             threads: candle_core::utils::get_num_threads(),
+            complete,
             seeds,
             summary: &summary,
         };
-        if let Some(folder) = output {
-            folder.write_json("run.json", &report)?;
+        let anything = !seeds.is_empty();
+        if let Some(folder) = self.output.as_ref().filter(|_| anything) {
+            let written = folder.write_json(REPORT, &report);
+            if written.is_ok() {
+                outcome =
+                    outcome.map_err(|error| error.with("what there is was written to the output folder"));
+            }
+            outcome = both(outcome, written);
+        } else if anything && !args.json {
+            let lost = "nothing was kept, as no --output was given";
+            outcome = outcome.map_err(|error| error.with(lost));
         }
         if args.compare || args.seeds > 1 {
             self.printer.comparison(&summary, seeds);
         }
-        if args.json {
+        if args.json && anything {
             let text = serde_json::to_string_pretty(&report).map_err(|e| CliError::Data(e.to_string()))?;
-            Printer { quiet: false }.line(text);
+            outcome = both(outcome, print(&(text + "\n")));
         }
-        if interrupted {
-            let kept = match output {
-                Some(_) => "what there is was written to the output folder",
-                None => "nothing was kept, as no --output was given",
-            };
-            return Err(CliError::Interrupted(format!("training stopped by Ctrl-C; {kept}")));
-        }
-        if let Some(path) = &args.output {
+        if let Some(path) = args.output.as_ref().filter(|_| outcome.is_ok()) {
             self.printer.line(format!("\nWritten to {}", path.display()));
         }
-        Ok(())
+        both(outcome, self.printer.outcome())
     }
+}
+
+fn stopped(run: &Run) -> Result<(), CliError> {
+    if run.interrupted { Err(CliError::Interrupted("training stopped by Ctrl-C".into())) } else { Ok(()) }
 }

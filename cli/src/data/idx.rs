@@ -1,16 +1,19 @@
 //! MNIST and Fashion-MNIST: IDX files, plain or gzipped.
 
-use std::fs;
-use std::io::Read;
+use std::cmp::Ordering;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
 use super::{CLASSES, Dataset, Images, PIXELS, SIDE};
 use crate::error::CliError;
+use crate::files;
 
 const IMAGE_MAGIC: u32 = 0x0803;
 const LABEL_MAGIC: u32 = 0x0801;
+/// Most examples of a file, 7.8 GB of images: a header that is wrong, or made to harm, must not fill the memory.
+const MOST: usize = 10_000_000;
 
 /// Reads the four files of a data folder.
 pub fn load(folder: &Path) -> Result<Dataset, CliError> {
@@ -26,10 +29,11 @@ pub fn load(folder: &Path) -> Result<Dataset, CliError> {
 }
 
 fn load_part(folder: &Path, part: &str) -> Result<Images, CliError> {
-    let (images_path, images) = read_file(folder, &format!("{part}-images-idx3-ubyte"))?;
-    let (labels_path, labels) = read_file(folder, &format!("{part}-labels-idx1-ubyte"))?;
-    let (pixels, image_count) = parse_images(&images_path, images)?;
-    let labels = parse_labels(&labels_path, labels)?;
+    let images = Source::open(folder, &format!("{part}-images-idx3-ubyte"))?;
+    let labels = Source::open(folder, &format!("{part}-labels-idx1-ubyte"))?;
+    let (images_path, labels_path) = (images.path.clone(), labels.path.clone());
+    let (pixels, image_count) = read_images(images)?;
+    let labels = read_labels(labels)?;
     if labels.len() != image_count {
         return Err(CliError::file(
             &labels_path,
@@ -43,62 +47,90 @@ fn load_part(folder: &Path, part: &str) -> Result<Images, CliError> {
     Ok(Images::new(pixels, labels))
 }
 
-/// Reads `name` or `name.gz`, unpacked.
-fn read_file(folder: &Path, name: &str) -> Result<(PathBuf, Vec<u8>), CliError> {
-    let plain = folder.join(name);
-    if plain.exists() {
-        let bytes = fs::read(&plain).map_err(|e| CliError::file(&plain, e))?;
-        return Ok((plain, bytes));
+/// A file, unpacked as it is read. Its header says how much that is: what is packed may have no end.
+struct Source {
+    path: PathBuf,
+    reader: Box<dyn Read>,
+}
+
+impl Source {
+    /// Opens `name` or `name.gz`.
+    fn open(folder: &Path, name: &str) -> Result<Self, CliError> {
+        let plain = folder.join(name);
+        if plain.exists() {
+            return Ok(Source { reader: Box::new(files::open(&plain)?), path: plain });
+        }
+        let packed = folder.join(format!("{name}.gz"));
+        if !packed.exists() {
+            return Err(CliError::file(
+                &plain,
+                "no such file, with or without .gz; --data takes the folder that holds the four IDX files of MNIST or \
+                 Fashion-MNIST",
+            ));
+        }
+        Ok(Source { reader: Box::new(MultiGzDecoder::new(files::open(&packed)?)), path: packed })
     }
-    let packed = folder.join(format!("{name}.gz"));
-    if !packed.exists() {
-        return Err(CliError::file(
-            &plain,
-            "no such file, with or without .gz; --data takes the folder that holds the four IDX files of MNIST or \
-             Fashion-MNIST",
-        ));
+
+    /// The next `bytes` bytes, fewer at the end of the file.
+    fn read(&mut self, bytes: u64) -> Result<Vec<u8>, CliError> {
+        let mut content = Vec::new();
+        self.reader.by_ref().take(bytes).read_to_end(&mut content).map_err(|e| {
+            let problem = match e.kind() {
+                ErrorKind::UnexpectedEof => {
+                    "the gzip data ends too early; download the file again".to_owned()
+                }
+                ErrorKind::InvalidInput | ErrorKind::InvalidData => format!(
+                    "not a valid gzip file ({e}); download it again, or remove .gz from its name if unpacked"
+                ),
+                _ => e.to_string(),
+            };
+            CliError::file(&self.path, problem)
+        })?;
+        Ok(content)
     }
-    let file = fs::File::open(&packed).map_err(|e| CliError::file(&packed, e))?;
-    let mut bytes = Vec::new();
-    MultiGzDecoder::new(file).read_to_end(&mut bytes).map_err(|e| {
-        let problem = match e.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                "the gzip data ends too early; download the file again".to_owned()
+
+    /// All that follows the header, which promises `bytes` bytes.
+    fn read_exactly(&mut self, bytes: u64) -> Result<Vec<u8>, CliError> {
+        // One more shows a file that is too long.
+        let content = self.read(bytes + 1)?;
+        let found = content.len() as u64;
+        let problem = match found.cmp(&bytes) {
+            Ordering::Equal => return Ok(content),
+            Ordering::Less => {
+                format!("truncated: {found} bytes of data, the header promises {bytes}; get the file again")
             }
-            _ => format!(
-                "not a valid gzip file ({e}); download it again, or remove .gz from its name if unpacked"
-            ),
+            Ordering::Greater => {
+                format!("more than the {bytes} bytes that the header promises; get the file again")
+            }
         };
-        CliError::file(&packed, problem)
-    })?;
-    Ok((packed, bytes))
+        Err(CliError::file(&self.path, problem))
+    }
 }
 
 /// Checks magic, dimensions and length; returns the pixels and the number of images.
-fn parse_images(path: &Path, mut bytes: Vec<u8>) -> Result<(Vec<u8>, usize), CliError> {
-    let [count, rows, columns] = header(path, &bytes, IMAGE_MAGIC, "images")?;
+fn read_images(mut source: Source) -> Result<(Vec<u8>, usize), CliError> {
+    let head = source.read(16)?;
+    let [count, rows, columns] = header(&source.path, &head, IMAGE_MAGIC, "images")?;
     if (rows, columns) != (SIDE, SIDE) {
         return Err(CliError::file(
-            path,
+            &source.path,
             format!("images of {rows}×{columns} pixels; only {SIDE}×{SIDE} are read"),
         ));
     }
-    check_length(path, bytes.len() as u64 - 16, count as u64 * PIXELS as u64)?;
-    bytes.drain(..16);
-    Ok((bytes, count))
+    Ok((source.read_exactly(count as u64 * PIXELS as u64)?, count))
 }
 
 /// Checks magic, length and range; returns the labels.
-fn parse_labels(path: &Path, mut bytes: Vec<u8>) -> Result<Vec<u8>, CliError> {
-    let [count] = header(path, &bytes, LABEL_MAGIC, "labels")?;
-    check_length(path, bytes.len() as u64 - 8, count as u64)?;
-    bytes.drain(..8);
-    match bytes.iter().position(|&label| usize::from(label) >= CLASSES) {
+fn read_labels(mut source: Source) -> Result<Vec<u8>, CliError> {
+    let head = source.read(8)?;
+    let [count] = header(&source.path, &head, LABEL_MAGIC, "labels")?;
+    let labels = source.read_exactly(count as u64)?;
+    match labels.iter().position(|&label| usize::from(label) >= CLASSES) {
         Some(row) => Err(CliError::file(
-            path,
-            format!("label {row} (from 0) is {}; labels lie between 0 and {}", bytes[row], CLASSES - 1),
+            &source.path,
+            format!("label {row} (from 0) is {}; labels lie between 0 and {}", labels[row], CLASSES - 1),
         )),
-        None => Ok(bytes),
+        None => Ok(labels),
     }
 }
 
@@ -132,26 +164,16 @@ fn header<const N: usize>(path: &Path, bytes: &[u8], magic: u32, what: &str) -> 
     if sizes[0] == 0 {
         return Err(CliError::file(path, format!("holds no {what}")));
     }
-    Ok(sizes)
-}
-
-fn check_length(path: &Path, found: u64, expected: u64) -> Result<(), CliError> {
-    match found.cmp(&expected) {
-        std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Less => Err(CliError::file(
-            path,
-            format!("truncated: {found} bytes of data, the header promises {expected}; get the file again"),
-        )),
-        std::cmp::Ordering::Greater => Err(CliError::file(
-            path,
-            format!("{} bytes more than the header promises; get the file again", found - expected),
-        )),
+    if sizes[0] > MOST {
+        return Err(CliError::file(path, format!("promises {} {what}; at most {MOST} are read", sizes[0])));
     }
+    Ok(sizes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::Write;
 
     fn images(count: u32) -> Vec<u8> {
@@ -240,7 +262,7 @@ mod tests {
         let mut bytes = images(3);
         bytes.push(0);
         let text = error_with("train-images-idx3-ubyte", Some(bytes));
-        assert!(text.contains("1 bytes more"), "{text}");
+        assert!(text.contains("more than the 2352 bytes"), "{text}");
 
         let mut bytes = images(3);
         bytes[11] = 32;
@@ -260,10 +282,40 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_promises_more_than_memory_holds_is_only_a_length_error() {
-        let mut bytes = images(1);
-        bytes[4..8].copy_from_slice(&u32::MAX.to_be_bytes());
-        assert!(error_with("train-images-idx3-ubyte", Some(bytes)).contains("truncated"));
+    fn a_header_that_promises_more_than_there_is_fills_no_memory() {
+        for (count, said) in [(u32::MAX, "at most 10000000"), (10_000_000, "truncated: 784 bytes")] {
+            let mut bytes = images(1);
+            bytes[4..8].copy_from_slice(&count.to_be_bytes());
+            let text = error_with("train-images-idx3-ubyte", Some(bytes));
+            assert!(text.contains(said), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_unpacked_than_the_header_promises() {
+        // Three gigabytes of zeros, in three thousand members of a megabyte each.
+        let zeros = gzip(&vec![0; 1 << 20]);
+        let mut bytes = gzip(&images(3));
+        (0..3000).for_each(|_| bytes.extend(&zeros));
+        let started = std::time::Instant::now();
+        let text = error_with("train-images-idx3-ubyte.gz", Some(bytes));
+        assert!(text.contains("more than the 2352 bytes"), "{text}");
+        assert!(started.elapsed().as_secs_f64() < 1.0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn devices_and_pipes_are_refused_rather_than_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("train-images-idx3-ubyte");
+        let pipe = || std::process::Command::new("mkfifo").arg(&path).status().unwrap().success();
+        let device = || std::os::unix::fs::symlink("/dev/zero", &path).is_ok();
+        for make in [&pipe as &dyn Fn() -> bool, &device] {
+            assert!(make());
+            let text = load(folder.path()).unwrap_err().to_string();
+            assert!(text.contains("train-images-idx3-ubyte") && text.contains("device or a pipe"), "{text}");
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The covariance model of a network on its data: auto-fit, with its progress, its cache and what it cost.
 
 use std::fs;
+use std::io::{ErrorKind, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -13,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::sampler::NetworkSampler;
 use crate::data::Dataset;
 use crate::error::CliError;
+use crate::files;
 use crate::interrupt;
 use crate::network::{Network, NetworkKind};
-use crate::output::{replace_file, write_bytes};
 use crate::progress::Progress;
 
 /// Largest batch of a sample: the convolutional network takes 0.3 MB an image.
@@ -107,7 +108,8 @@ pub fn fit(
     });
     bar.finish_and_clear();
     let fitted = fitted.map_err(|error| explain(error, options.cache.as_deref()))?;
-    let model = Model::new(options.family, fitted.moments())?;
+    let model = Model::new(options.family, fitted.moments())
+        .map_err(|error| CliError::Data(format!("no covariance fits the samples: {error}")))?;
     warnings.extend(fitted.warnings);
     Ok(Fitted {
         covariance: options.family.to_string(),
@@ -146,6 +148,18 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
         (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
             format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
         ),
+        (Error::Io { path, source }, Some(cache))
+            if path == cache
+                && matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+        {
+            CliError::file(
+                cache,
+                format!(
+                    "{source}; the samples drawn so far are kept: free some space, and the same command goes on from \
+                     there"
+                ),
+            )
+        }
         (error, _) => error.into(),
     }
 }
@@ -170,19 +184,20 @@ impl Origin {
         }
     }
 
-    /// Marks a new cache as ours; an existing one must be. Returns a warning about one whose origin is unknown.
+    /// Marks a cache without samples as ours; one with samples must be. Returns a warning about one whose origin is
+    /// unknown.
     fn claim(&self, cache: &Path) -> Result<Option<String>, CliError> {
         let mut note = cache.as_os_str().to_owned();
         note.push(".origin.json");
         let note = PathBuf::from(note);
-        if cache.exists() {
-            let Ok(text) = fs::read_to_string(&note) else {
+        if holds_samples(cache)? {
+            if matches!(fs::symlink_metadata(&note), Err(error) if error.kind() == ErrorKind::NotFound) {
                 return Ok(Some(format!(
                     "{}: taken as samples of this network on this data; nothing beside it says so",
                     cache.display()
                 )));
-            };
-            let origin: Origin = serde_json::from_str(&text).map_err(|e| {
+            }
+            let origin: Origin = serde_json::from_slice(&files::read(&note)?).map_err(|e| {
                 CliError::file(&note, format!("not what this program wrote ({e}); remove it"))
             })?;
             if origin != *self {
@@ -202,12 +217,20 @@ impl Origin {
             }
             return Ok(None);
         }
-        replace_file(&note, |path| {
-            let text = serde_json::to_string_pretty(self).map_err(|e| CliError::file(path, e))?;
-            write_bytes(path, text.as_bytes())
-        })?;
+        let text = serde_json::to_string_pretty(self).map_err(|e| CliError::file(&note, e))?;
+        files::write(&note, text.as_bytes())?;
         Ok(None)
     }
+}
+
+/// Whether a cache has more than a header.
+fn holds_samples(cache: &Path) -> Result<bool, CliError> {
+    if !cache.exists() {
+        return Ok(false);
+    }
+    let mut start = Vec::new();
+    files::open(cache)?.take(64).read_to_end(&mut start).map_err(|e| CliError::io(cache, e))?;
+    Ok(!matches!(start.trim_ascii(), b"" | b"loss,grad_norm,batchsize,time"))
 }
 
 #[cfg(test)]
@@ -218,12 +241,22 @@ mod tests {
         Origin { network: network.into(), training_images: 7, pixel_mean: 0.1, pixel_deviation: 1.0 / 3.0 }
     }
 
+    const SAMPLES: &str = "loss,grad_norm,batchsize,time\n2.5,3.0,20,0\n";
+
     #[test]
     fn a_cache_of_another_network_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("samples.csv");
-        assert_eq!(origin("mlp").claim(&cache).unwrap(), None);
-        fs::write(&cache, "loss,grad_norm,batchsize,time\n").unwrap();
+        // Without samples there is nothing to mix up: not there, empty, a header alone.
+        for (network, content) in
+            [("cnn", None), ("mlp", Some("")), ("mlp", SAMPLES.split_inclusive('\n').next())]
+        {
+            if let Some(content) = content {
+                fs::write(&cache, content).unwrap();
+            }
+            assert_eq!(origin(network).claim(&cache).unwrap(), None);
+        }
+        fs::write(&cache, SAMPLES).unwrap();
         assert_eq!(origin("mlp").claim(&cache).unwrap(), None);
         let error = origin("cnn").claim(&cache).unwrap_err().to_string();
         assert!(error.contains("samples.csv") && error.contains("--samples"), "{error}");
@@ -233,7 +266,44 @@ mod tests {
     fn a_cache_of_unknown_origin_is_used_with_a_warning() {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("theirs.csv");
-        fs::write(&cache, "loss,grad_norm,batchsize,time\n").unwrap();
+        fs::write(&cache, SAMPLES).unwrap();
         assert!(origin("mlp").claim(&cache).unwrap().unwrap().contains("theirs.csv"));
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_read_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("samples.csv");
+        let note = folder.path().join("samples.csv.origin.json");
+        fs::write(&cache, SAMPLES).unwrap();
+        let named = || {
+            let error = origin("mlp").claim(&cache).unwrap_err().to_string();
+            assert!(error.contains("samples.csv.origin.json"), "{error}");
+        };
+        for damaged in [&b""[..], b"{\"network\":", b"\xff\xfe", b"[]"] {
+            fs::write(&note, damaged).unwrap();
+            named();
+        }
+        fs::remove_file(&note).unwrap();
+        fs::create_dir(&note).unwrap();
+        named();
+    }
+
+    #[test]
+    fn a_full_disk_is_named_with_what_is_kept() {
+        let full = |path: &str| {
+            let source = std::io::Error::from(ErrorKind::StorageFull);
+            explain(Error::Io { path: path.into(), source }, Some(Path::new("samples.csv"))).to_string()
+        };
+        let text = full("samples.csv");
+        assert!(
+            text.contains("samples.csv") && text.contains("are kept") && text.contains("goes on"),
+            "{text}"
+        );
+        let text = full("other");
+        assert!(
+            text.contains("other") && text.contains("free some space") && !text.contains("kept"),
+            "{text}"
+        );
     }
 }

@@ -44,7 +44,7 @@ pub struct MethodStep {
 }
 
 /// A row of `run.csv`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct StepRow {
     step: usize,
     epoch: usize,
@@ -57,7 +57,7 @@ pub struct StepRow {
 }
 
 /// A row of `epochs.csv`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct EpochRow {
     /// Counted from 1.
     pub epoch: usize,

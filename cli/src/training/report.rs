@@ -1,11 +1,14 @@
 //! What a run shows: tables for people, one JSON document for programs.
 
-use std::io::Write;
+use std::cell::OnceCell;
 
 use serde::Serialize;
 
 use super::fit::Fitted;
 use super::{EpochRow, Run};
+use crate::error::CliError;
+use crate::numbers::fixed;
+use crate::terminal::print;
 
 /// One method's training, as in `run.json`.
 #[derive(Clone, Debug, Serialize)]
@@ -44,6 +47,8 @@ pub struct SeedReport {
     pub fit: Fitted,
     /// RFD first, then the baselines.
     pub methods: Vec<MethodReport>,
+    /// Whether all of them ran to their end.
+    pub complete: bool,
 }
 
 /// A method with one setting, averaged over the seeds.
@@ -59,10 +64,9 @@ pub struct Summary {
     pub accuracy: Vec<f64>,
 }
 
-/// Averages methods over seeds. Runs that Ctrl-C cut short are left out.
+/// Averages methods over seeds. Those that Ctrl-C or an error cut short are left out.
 pub fn summarise(seeds: &[SeedReport]) -> Vec<Summary> {
-    let complete: Vec<&SeedReport> =
-        seeds.iter().filter(|s| s.methods.iter().all(|method| !method.interrupted)).collect();
+    let complete: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
     let Some(first) = complete.first() else { return Vec::new() };
     first
         .methods
@@ -95,33 +99,53 @@ pub fn best<'a>(summaries: &'a [Summary], method: &str) -> Option<&'a Summary> {
 }
 
 /// Writes tables to standard output, or nothing when JSON was asked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Printer {
-    /// Whether to write nothing.
-    pub quiet: bool,
+    quiet: bool,
+    lost: OnceCell<CliError>,
 }
 
 impl Printer {
-    /// One line. A reader that has gone away (`| head`) is no reason to stop training.
-    pub fn line(self, text: impl std::fmt::Display) {
-        if !self.quiet {
-            let _ = writeln!(std::io::stdout(), "{text}");
+    /// `quiet` switches it off.
+    pub fn new(quiet: bool) -> Self {
+        Printer { quiet, lost: OnceCell::new() }
+    }
+
+    /// One line. A line that is lost is no reason to stop training: [`Printer::outcome`] tells of it.
+    pub fn line(&self, text: impl std::fmt::Display) {
+        if self.quiet {
+            return;
+        }
+        if let Err(error) = print(&format!("{text}\n")) {
+            // The first says it all.
+            let _ = self.lost.set(error);
         }
     }
 
+    /// An error when a line was lost.
+    pub fn outcome(self) -> Result<(), CliError> {
+        self.lost.into_inner().map_or(Ok(()), Err)
+    }
+
     /// What auto-fit found.
-    pub fn fit(self, fit: &Fitted) {
+    pub fn fit(&self, fit: &Fitted) {
         self.line(format!(
             "Auto-fit of the {} covariance: {} mini-batches, {} images ({:.2} epochs of data), {:.1} s",
             fit.covariance, fit.batches, fit.samples, fit.epochs_of_samples, fit.seconds
         ));
         self.line(format!(
-            "  mean {:.4}  variance {:.3e}  noise variance {:.3e}  relative deviation {:.2}",
-            fit.mean, fit.variance, fit.noise_variance, fit.relative_std
+            "  mean {}  variance {:.3e}  noise variance {:.3e}  relative deviation {:.2}",
+            fixed(fit.mean, 4),
+            fit.variance,
+            fit.noise_variance,
+            fit.relative_std
         ));
         self.line(format!(
-            "  gradient variance {:.4e}  noise {:.4e}  length scale {:.3}  largest step {:.3}",
-            fit.grad_variance, fit.noise_grad_variance, fit.length_scale, fit.plateau_step_size
+            "  gradient variance {:.4e}  noise {:.4e}  length scale {}  largest step {}",
+            fit.grad_variance,
+            fit.noise_grad_variance,
+            fixed(fit.length_scale, 3),
+            fixed(fit.plateau_step_size, 3)
         ));
         for warning in &fit.warnings {
             self.line(format!("  warning: {warning}"));
@@ -129,7 +153,7 @@ impl Printer {
     }
 
     /// Names of the columns of [`Printer::epoch`].
-    pub fn epoch_header(self) {
+    pub fn epoch_header(&self) {
         self.line(format!(
             "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>8} {:>7}",
             "epoch",
@@ -144,13 +168,13 @@ impl Printer {
     }
 
     /// One epoch.
-    pub fn epoch(self, row: &EpochRow) {
-        let number = |value: Option<f64>| value.map_or("-".into(), |v| format!("{v:.4}"));
+    pub fn epoch(&self, row: &EpochRow) {
+        let number = |value: Option<f64>| value.map_or("-".into(), |v| fixed(v, 4));
         self.line(format!(
-            "{:>5} {:>11.4} {:>16.4} {:>7.2} % {:>10} {:>14} {:>8} {:>5.1} s",
+            "{:>5} {:>11} {:>16} {:>7.2} % {:>10} {:>14} {:>8} {:>5.1} s",
             row.epoch,
-            row.train_loss,
-            row.validation_loss,
+            fixed(row.train_loss, 4),
+            fixed(row.validation_loss, 4),
             100.0 * row.accuracy,
             number(row.step_size),
             number(row.learning_rate),
@@ -160,9 +184,10 @@ impl Printer {
     }
 
     /// All methods side by side.
-    pub fn comparison(self, summaries: &[Summary], seeds: &[SeedReport]) {
+    pub fn comparison(&self, summaries: &[Summary], seeds: &[SeedReport]) {
         let Some(first) = summaries.first() else { return };
         let epochs = first.validation_loss.len();
+        let seeds: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
         let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
         self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
         let mut header = format!("{:<6} {:>13}", "method", "learning rate");
@@ -172,7 +197,7 @@ impl Printer {
             let rate = summary.learning_rate.map_or("fitted".into(), |rate| rate.to_string());
             let mut line = format!("{:<6} {rate:>13}", summary.method);
             for (loss, accuracy) in summary.validation_loss.iter().zip(&summary.accuracy) {
-                line += &format!(" {:>18}", format!("{loss:.4} ({:.2} %)", 100.0 * accuracy));
+                line += &format!(" {:>18}", format!("{} ({:.2} %)", fixed(*loss, 4), 100.0 * accuracy));
             }
             self.line(line);
         }

@@ -21,6 +21,7 @@ pub const RFD_REASON_NON_FINITE_LOSS: u32 = 2;
 pub const RFD_REASON_NON_FINITE_GRADIENT: u32 = 3;
 pub const RFD_REASON_ZERO_GRADIENT: u32 = 4;
 pub const RFD_REASON_INVALID_OPTION: u32 = 5;
+pub const RFD_REASON_OUT_OF_RANGE: u32 = 6;
 pub const RFD_TENSOR_COUNTS: u32 = 1;
 pub const RFD_TENSOR_LOCK: u32 = 2;
 pub const RFD_SUM_SQUARES: u32 = 0;

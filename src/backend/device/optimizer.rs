@@ -246,20 +246,25 @@ impl DeviceOptimizer {
             let expected = format!("there are {} groups", self.options.groups.len());
             return Err(Error::invalid("group", index, expected));
         };
-        let mut options = self.options.clone();
-        options.groups[index] = group;
-        options.validate()?;
+        group.validate(index)?;
         if (old.momentum > 0.0) != (group.momentum > 0.0) || old.norm_lock != group.norm_lock {
             self.prepared = None;
         }
         if group.norm_lock {
             self.workspace.require(&self.device, 4)?;
         }
-        self.options = options;
+        let members: Vec<usize> =
+            (0..self.entries.len()).filter(|&k| self.entries[k].spec.group == index).collect();
         if group.momentum > 0.0 {
-            let members = (0..self.entries.len()).filter(|&k| self.entries[k].spec.group == index).collect();
             self.require_momentum(members)?;
+        } else if old.momentum > 0.0 {
+            // Momentum that is switched on again starts at rest.
+            for k in members {
+                let entry = &self.entries[k];
+                self.clear(entry.momentum, entry.momentum_bytes(), stream)?;
+            }
         }
+        self.options.groups[index] = group;
         self.control.write_group(index, &group, stream)
     }
 
@@ -457,18 +462,11 @@ impl DeviceOptimizer {
         Ok(offsets.into_iter().map(|offset| base + offset as u64).collect())
     }
 
-    /// After loading: whether the master weights of a tensor hold something. Without any, and without the option, the tensor
-    /// has none.
+    /// After loading: whether the master weights of a tensor hold something.
     pub(super) fn set_master_ready(&mut self, k: usize, ready: bool) {
-        let entry = &mut self.entries[k];
-        entry.master_ready = ready;
-        if !ready {
-            if !self.options.master_weights {
-                entry.master = 0;
-            }
-            // The next step has to look which ones to fill.
-            self.prepared = None;
-        }
+        self.entries[k].master_ready = ready;
+        // The next step has to look which ones to fill.
+        self.prepared = None;
     }
 
     /// After loading: the counts of steps; the status is that of an optimizer that has seen none yet.

@@ -61,7 +61,11 @@ impl DeviceOptimizer {
                     present.then(|| self.read(address, bytes, stream)).transpose()
                 };
                 Ok(Buffers {
-                    momentum: read(entry.momentum != 0, entry.momentum, entry.momentum_bytes())?,
+                    momentum: read(
+                        self.options().groups[entry.spec.group].momentum > 0.0,
+                        entry.momentum,
+                        entry.momentum_bytes(),
+                    )?,
                     master: read(
                         entry.master != 0 && entry.master_ready,
                         entry.master,
@@ -77,15 +81,10 @@ impl DeviceOptimizer {
     /// steps captured before have to be captured again.
     ///
     /// # Errors
-    /// [`Error::State`] says what is damaged, of another version, or which tensor differs in name, shape or format; the
-    /// optimizer is then as it was. [`Error::Device`] when the device fails.
+    /// [`Error::State`] says what is damaged, of another version, which tensor differs in name, shape or format, or
+    /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`] when the device fails.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
-        let state = state_file::read(bytes, &self.spec_list())?;
-        let stored = |kind: fn(&Buffers<&[u8]>) -> bool| {
-            state.tensors.iter().enumerate().filter(move |(_, buffers)| kind(buffers)).map(|(k, _)| k)
-        };
-        self.require_momentum(stored(|buffers| buffers.momentum.is_some()).collect())?;
-        self.require_master(stored(|buffers| buffers.master.is_some()).collect())?;
+        let state = state_file::read(bytes, &self.spec_list(), self.options())?;
         for (k, buffers) in state.tensors.iter().enumerate() {
             let entry = &self.entries()[k];
             let (momentum, master) = (entry.momentum, entry.master);
@@ -93,7 +92,7 @@ impl DeviceOptimizer {
                 Some(bytes) => self.write(momentum, bytes, stream)?,
                 None => self.clear(momentum, entry.momentum_bytes(), stream)?,
             }
-            if let Some(bytes) = buffers.master.filter(|_| master != 0) {
+            if let Some(bytes) = buffers.master {
                 self.write(master, bytes, stream)?;
             }
             self.set_master_ready(k, buffers.master.is_some());
@@ -125,7 +124,7 @@ impl DeviceOptimizer {
         self.device().synchronize(stream)
     }
 
-    fn clear(&self, address: u64, bytes: usize, stream: Stream) -> Result<()> {
+    pub(super) fn clear(&self, address: u64, bytes: usize, stream: Stream) -> Result<()> {
         if address == 0 || bytes == 0 {
             return Ok(());
         }

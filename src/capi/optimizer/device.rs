@@ -158,8 +158,7 @@ impl Backend for OnDevice {
     unsafe fn init_master_weights(&mut self, params: Array<'_, rfd_tensor>, on: *mut c_void) -> Result<()> {
         self.addresses(params, None)?;
         // SAFETY: as in `step`.
-        unsafe { self.optimizer.init_master_weights(&self.tensors, stream(on))? };
-        Ok(())
+        unsafe { self.optimizer.init_master_weights(&self.tensors, stream(on)) }.map_err(Into::into)
     }
 
     fn state_to_bytes(&self, on: *mut c_void) -> Result<Vec<u8>> {

@@ -7,7 +7,6 @@ mod host;
 mod structs;
 
 use std::ffi::{c_char, c_void};
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::backend::{Backend, Tensors};
@@ -19,7 +18,6 @@ use super::pointers::{Array, Out, OutStruct, destroy, lock, no_stream, path, rea
 #[cfg(not(feature = "cuda"))]
 use super::status::RFD_ERROR_UNSUPPORTED;
 use super::status::{Failure, Result, guard, rfd_status};
-use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::device::{Device, StatusReader};
 #[cfg(feature = "cuda")]
@@ -444,8 +442,8 @@ pub unsafe extern "C" fn rfd_optimizer_save_state(
 /// must be captured again.
 ///
 /// No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
-/// can't be read; RFD_ERROR_STATE says what is damaged, of another version, or which tensor differs; the optimizer is as it was
-/// then.
+/// can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is damaged, of another version, or which
+/// tensor differs; the optimizer is as it was then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_load_state(
     optimizer: *mut rfd_optimizer,
@@ -455,13 +453,9 @@ pub unsafe extern "C" fn rfd_optimizer_load_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, file) = unsafe { (shared(optimizer, "optimizer")?, path(file, "file")?) };
-        let state = std::fs::read(file).map_err(|source| io(file, source))?;
+        let state = crate::files::read_regular(file)?;
         optimizer.lock()?.load_state_from_bytes(&state, stream)
     })
-}
-
-fn io(file: &Path, source: std::io::Error) -> Failure {
-    Error::Io { path: file.into(), source }.into()
 }
 
 /// The state as the bytes of a safetensors file. On a device it waits for the stream.

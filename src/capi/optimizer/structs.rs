@@ -49,6 +49,8 @@ pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
 pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
 /// Skipped: a setting in a device's memory is outside its domain.
 pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
+/// Skipped: with momentum, gradient norm or learning rate leave the range of float, in which velocities are kept.
+pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 
 /// Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
 /// tensor of the first group that counts in the norm.
@@ -310,6 +312,7 @@ impl From<StepReport> for rfd_step_report {
                 Outcome::Skipped(SkipReason::NonFiniteGradient) => RFD_OUTCOME_NON_FINITE_GRADIENT,
                 Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
                 Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
+                Outcome::Skipped(SkipReason::OutOfRange) => RFD_OUTCOME_OUT_OF_RANGE,
             },
             reserved: 0,
         }

@@ -1,0 +1,64 @@
+//! Steps on a device: wall time of many, queued one behind the other, with one wait at the end.
+
+use std::time::Instant;
+
+use rfdescent::device::Device;
+
+use super::device_steps::DeviceSteps;
+use super::{Case, Element, Measured, applied, wrong};
+use crate::error::CliError;
+
+/// A measurement lasts at least this long, unless it has this many steps.
+const SECONDS: f64 = 0.5;
+const MOST: u64 = 1 << 17;
+
+/// The mean over the last and longest measurement.
+pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, CliError> {
+    let (before, grads) = (case.params::<E>()?, case.grads::<E>()?);
+    let mut run = DeviceSteps::new(case, &before, &grads, device)?;
+    run.step()?;
+    let report = run.wait()?;
+    let largest_error = case.check(&before, &grads, &run.params()?, &report)?;
+
+    let mut taken = 1;
+    let mut steps = 4;
+    loop {
+        let started = Instant::now();
+        for _ in 0..steps {
+            run.step()?;
+        }
+        let report = run.wait()?;
+        let seconds = started.elapsed().as_secs_f64();
+        taken += steps;
+        applied(&report)?;
+        if report.applied_steps != taken {
+            return Err(wrong(format!("{} of {taken} were applied", report.applied_steps)));
+        }
+        if seconds >= SECONDS || steps >= MOST {
+            return Ok(Measured { steps, step: seconds / steps as f64, plain_loop: None, largest_error });
+        }
+        steps *= 2;
+    }
+}
+
+#[cfg(all(test, feature = "shim"))]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use rfdescent::device::{Shim, ShimOptions};
+
+    fn measured<E: Element>() {
+        let shim = Shim::new(ShimOptions::default());
+        // More than one upload of CHUNK.
+        let case = Case::new(super::super::device_steps::CHUNK + 1003, 5).unwrap();
+        let measured = measure::<E>(&case, &shim.device()).unwrap();
+        assert!(measured.step > 0.0 && measured.plain_loop.is_none());
+        assert!(measured.largest_error > 0.0 && measured.largest_error <= 4.0 * E::ROUNDING);
+    }
+
+    #[test]
+    fn the_kernels_pass_the_check() {
+        measured::<f32>();
+        measured::<bf16>();
+    }
+}

@@ -1,0 +1,232 @@
+//! Times optimizer steps and checks them: a wrong step would make its time worthless.
+
+pub mod cpu;
+pub mod device;
+mod device_steps;
+
+use half::bf16;
+use rayon::prelude::*;
+use rfdescent::covariance::{Family, Model, Observation, StepRule};
+use rfdescent::optimizer::{Outcome, StepReport, TensorSpec};
+use rfdescent::{DType, GradRef, Moments, ParamMut};
+
+use crate::error::CliError;
+
+/// The mini-batch loss of every step.
+const LOSS: f64 = 2.0;
+
+/// A number format of parameters and gradients.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// Its name.
+    const DTYPE: DType;
+    /// u, the largest relative error of rounding to it.
+    const ROUNDING: f64;
+
+    /// Rounds to nearest.
+    fn from_f32(value: f32) -> Self;
+    /// Exact.
+    fn to_f64(self) -> f64;
+    /// As the optimizer takes parameters.
+    fn param(values: &mut [Self]) -> ParamMut<'_>;
+    /// As the optimizer takes gradients.
+    fn grad(values: &[Self]) -> GradRef<'_>;
+    /// As they lie in memory.
+    fn encode(values: &[Self]) -> Vec<u8>;
+    /// The reverse.
+    fn decode(bytes: &[u8], values: &mut [Self]);
+}
+
+macro_rules! element {
+    ($type:ty, $dtype:expr, $rounding:expr, $from:expr, $to:expr) => {
+        impl Element for $type {
+            const DTYPE: DType = $dtype;
+            const ROUNDING: f64 = $rounding;
+
+            fn from_f32(value: f32) -> Self {
+                $from(value)
+            }
+            fn to_f64(self) -> f64 {
+                $to(self)
+            }
+            fn param(values: &mut [Self]) -> ParamMut<'_> {
+                values.into()
+            }
+            fn grad(values: &[Self]) -> GradRef<'_> {
+                values.into()
+            }
+            fn encode(values: &[Self]) -> Vec<u8> {
+                values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+            }
+            fn decode(bytes: &[u8], values: &mut [Self]) {
+                let chunks = bytes.chunks_exact(size_of::<Self>());
+                for (value, chunk) in values.iter_mut().zip(chunks) {
+                    *value = Self::from_ne_bytes(std::array::from_fn(|byte| chunk[byte]));
+                }
+            }
+        }
+    };
+}
+
+element!(f32, DType::F32, 1.0 / 16_777_216.0, std::convert::identity, f64::from);
+element!(bf16, DType::BF16, 1.0 / 256.0, bf16::from_f32, bf16::to_f64);
+
+/// What is timed.
+pub struct Case {
+    /// Lengths of the tensors, which lie one behind the other in one buffer.
+    pub lengths: Vec<usize>,
+    /// How many parameters that is.
+    pub total: usize,
+    /// A model whose steps are of the usual size for so many parameters.
+    pub model: Model,
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    /// Steps that were timed.
+    pub steps: u64,
+    /// Wall time of one, in seconds.
+    pub step: f64,
+    /// Wall time of a plain loop over as many bytes, in seconds.
+    pub plain_loop: Option<f64>,
+    /// Largest error of a parameter after the first step.
+    pub largest_error: f64,
+}
+
+impl Case {
+    /// `total` parameters in `tensors` tensors of about the same length.
+    pub fn new(total: usize, tensors: usize) -> Result<Self, CliError> {
+        // The case study of the paper, but for the number of parameters.
+        let moments = Moments {
+            mean: 2.5,
+            variance: 0.01,
+            noise_variance: 0.9,
+            grad_variance: 500.0,
+            noise_grad_variance: 1e5,
+            dims: total as u64,
+        };
+        let lengths = (0..tensors).map(|k| total / tensors + usize::from(k < total % tensors)).collect();
+        Ok(Case { lengths, total, model: Model::new(Family::SquaredExponential, moments)? })
+    }
+
+    fn specs<E: Element>(&self) -> Vec<TensorSpec> {
+        let spec = |(k, &len): (usize, &usize)| TensorSpec::new(format!("tensor {k}"), &[len], E::DTYPE);
+        self.lengths.iter().enumerate().map(spec).collect()
+    }
+
+    fn params<E: Element>(&self) -> Result<Vec<E>, CliError> {
+        values(self.total, 1)
+    }
+
+    fn grads<E: Element>(&self) -> Result<Vec<E>, CliError> {
+        values(self.total, 2)
+    }
+
+    /// Compares a first step with plain f64: its size, and every parameter. Returns the largest error of a parameter.
+    fn check<E: Element>(
+        &self,
+        before: &[E],
+        grads: &[E],
+        after: &[E],
+        report: &StepReport,
+    ) -> Result<f64, CliError> {
+        applied(report)?;
+        let grad_norm = grads.par_iter().map(|g| g.to_f64().powi(2)).sum::<f64>().sqrt();
+        let observation = Observation { loss: LOSS, grad_norm, inv_batch_size: 0.0 };
+        let step = self
+            .model
+            .step(&observation, &StepRule::default())
+            .map_err(|reason| CliError::Data(format!("no step to compare with: {reason}")))?;
+        // Sums of up to 4e9 positive terms in f64: below 1e-9 in any sensible order.
+        if (report.step_size / step.step_size - 1.0).abs() > 1e-9 {
+            return Err(wrong(format!("its step size is {:e}, not {:e}", report.step_size, step.step_size)));
+        }
+        let rate = step.learning_rate(grad_norm);
+        let errors = (before.par_iter().zip(grads).zip(after)).enumerate().map(|(index, ((&b, &g), &a))| {
+            let (before, change) = (b.to_f64(), rate * g.to_f64());
+            let error = (a.to_f64() - (before - change)).abs();
+            // Coefficient, product and result are rounded once each, the last to a number of at most this size.
+            let bound = 4.0 * E::ROUNDING * (before.abs() + change.abs());
+            // A NaN is within no bound.
+            if error <= bound { Ok(error) } else { Err((index, error)) }
+        });
+        errors
+            .try_reduce(|| 0.0, |a, b| Ok(f64::max(a, b)))
+            .map_err(|(index, error)| wrong(format!("parameter {index} is off by {error:e}")))
+    }
+}
+
+fn applied(report: &StepReport) -> Result<(), CliError> {
+    match report.outcome {
+        Outcome::Applied => Ok(()),
+        Outcome::Skipped(reason) => Err(wrong(format!("it was skipped ({reason})"))),
+    }
+}
+
+fn wrong(how: String) -> CliError {
+    CliError::Data(format!(
+        "the step is wrong: {how}; no times are given, please report this with `rfdescent doctor`"
+    ))
+}
+
+/// Numbers between -1/2 and 1/2 without any order.
+fn values<E: Element>(len: usize, seed: u32) -> Result<Vec<E>, CliError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| {
+        CliError::Data(format!("not enough memory for {len} parameters; give fewer with --parameters"))
+    })?;
+    let hash = |i: usize| (i as u32).wrapping_mul(2_654_435_761).wrapping_add(seed) >> 8;
+    values.par_extend((0..len).into_par_iter().map(|i| E::from_f32(hash(i) as f32 / 16_777_216.0 - 0.5)));
+    Ok(values)
+}
+
+/// Cuts a buffer into tensors.
+fn cut<'a, E>(mut buffer: &'a [E], lengths: &[usize]) -> Vec<&'a [E]> {
+    let mut next = |&len: &usize| buffer.split_off(..len).unwrap_or_default();
+    lengths.iter().map(&mut next).collect()
+}
+
+/// The same to change.
+fn cut_mut<'a, E>(mut buffer: &'a mut [E], lengths: &[usize]) -> Vec<&'a mut [E]> {
+    let mut next = |&len: &usize| buffer.split_off_mut(..len).unwrap_or_default();
+    lengths.iter().map(&mut next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rfdescent::optimizer::{Optimizer, Options, StepInput};
+
+    fn first_step<E: Element>(case: &Case, after: &mut [E], grads: &[E]) -> StepReport {
+        let mut optimizer =
+            Optimizer::new(case.model.clone(), Options::default(), case.specs::<E>()).unwrap();
+        let mut params: Vec<_> = cut_mut(after, &case.lengths).into_iter().map(E::param).collect();
+        let grads: Vec<_> = cut(grads, &case.lengths).into_iter().map(E::grad).collect();
+        optimizer.step(&mut params, &grads, &StepInput::new(LOSS)).unwrap()
+    }
+
+    fn a_wrong_parameter_is_found<E: Element>(relative: f32) {
+        let case = Case::new(1003, 4).unwrap();
+        assert_eq!(case.lengths, [251, 251, 251, 250]);
+        let (before, grads) = (case.params::<E>().unwrap(), case.grads::<E>().unwrap());
+        let mut after = before.clone();
+        let report = first_step(&case, &mut after, &grads);
+        let error = case.check(&before, &grads, &after, &report).unwrap();
+        assert!(error > 0.0 && error <= 4.0 * E::ROUNDING);
+        for (index, factor) in [(0, 1.0 + relative), (1002, 1.0 - relative), (500, f32::NAN)] {
+            let mut damaged = after.clone();
+            damaged[index] = E::from_f32(damaged[index].to_f64() as f32 * factor);
+            let text = case.check(&before, &grads, &damaged, &report).unwrap_err().to_string();
+            assert!(text.contains(&format!("parameter {index}")), "{text}");
+        }
+        let other = StepReport { step_size: report.step_size * (1.0 + 1e-8), ..report };
+        assert!(case.check(&before, &grads, &after, &other).unwrap_err().to_string().contains("step size"));
+    }
+
+    #[test]
+    fn a_step_is_checked_parameter_by_parameter() {
+        // Twice the bound for a change that is small against the parameter.
+        a_wrong_parameter_is_found::<f32>(8.0 / 16_777_216.0);
+        a_wrong_parameter_is_found::<bf16>(8.0 / 256.0);
+    }
+}

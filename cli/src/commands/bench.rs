@@ -1,0 +1,146 @@
+//! `rfdescent bench`: how long an optimizer step takes on this machine.
+
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+use half::bf16;
+use serde::Serialize;
+
+use crate::bench::{Case, Element, Measured, cpu, device};
+use crate::error::CliError;
+use crate::machine;
+use crate::terminal::print;
+
+/// Time the optimizer step, beside what memory allows, and check its result against f64.
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    /// Where to take the steps
+    #[arg(long, value_enum, default_value_t = Place::Cpu)]
+    device: Place,
+    /// Number of parameters
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4_000_000_000))]
+    parameters: usize,
+    /// Number of tensors, all about as long
+    #[arg(long, value_name = "K", default_value_t = 16, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    tensors: usize,
+    /// Format of parameters and gradients
+    #[arg(long, value_enum, default_value_t = Format::F32)]
+    dtype: Format,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where steps run.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Place {
+    /// The processor
+    Cpu,
+    /// The first CUDA device
+    Cuda,
+}
+
+/// A number format that can be timed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Format {
+    /// 32 bits
+    F32,
+    /// bfloat16, rounded to nearest
+    Bf16,
+}
+
+/// What the command prints; the field names are those of the JSON.
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    parameters: usize,
+    tensors: usize,
+    dtype: String,
+    /// Steps that were timed.
+    steps: u64,
+    /// Wall time of one.
+    step_us: f64,
+    /// What it reads and writes.
+    bytes_per_parameter: usize,
+    gb_per_second: f64,
+    /// Of a plain loop that moves as many bytes; on the CPU only.
+    plain_loop_us: Option<f64>,
+    plain_loop_gb_per_second: Option<f64>,
+    time_over_plain_loop: Option<f64>,
+    /// Of a parameter after the first step, against f64.
+    largest_error: f64,
+}
+
+/// Runs the command; prints nothing unless every step was right.
+pub fn run(args: &BenchArgs) -> Result<(), CliError> {
+    if args.tensors > args.parameters {
+        return Err(CliError::Usage(format!(
+            "--tensors {} is more than the {} parameters; give at most as many",
+            args.tensors, args.parameters
+        )));
+    }
+    let report = match args.dtype {
+        Format::F32 => measure::<f32>(args)?,
+        Format::Bf16 => measure::<bf16>(args)?,
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&report).map_err(|e| CliError::Data(e.to_string()))? + "\n"
+    } else {
+        report.to_text()
+    };
+    print(&text)
+}
+
+fn measure<E: Element>(args: &BenchArgs) -> Result<Report, CliError> {
+    let case = Case::new(args.parameters, args.tensors)?;
+    let (name, measured) = match args.device {
+        Place::Cpu => {
+            let name = format!("CPU, {} threads, {}", machine::threads(), machine::instructions());
+            (name, cpu::measure::<E>(&case)?)
+        }
+        Place::Cuda => {
+            let device = rfdescent::cuda::device(0)?;
+            (device.name(), device::measure::<E>(&case, &device)?)
+        }
+    };
+    Ok(Report::new::<E>(name, args, measured))
+}
+
+impl Report {
+    fn new<E: Element>(device: String, args: &BenchArgs, measured: Measured) -> Self {
+        // The gradients are read twice, the parameters read and written.
+        let bytes_per_parameter = 4 * size_of::<E>();
+        let rate = |seconds: f64| (bytes_per_parameter * args.parameters) as f64 / seconds * 1e-9;
+        Report {
+            device,
+            parameters: args.parameters,
+            tensors: args.tensors,
+            dtype: E::DTYPE.to_string(),
+            steps: measured.steps,
+            step_us: measured.step * 1e6,
+            bytes_per_parameter,
+            gb_per_second: rate(measured.step),
+            plain_loop_us: measured.plain_loop.map(|seconds| seconds * 1e6),
+            plain_loop_gb_per_second: measured.plain_loop.map(rate),
+            time_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
+            largest_error: measured.largest_error,
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let rate = |us: f64, gb: f64| format!("{us:.1} µs, {gb:.1} GB/s");
+        let mut rows = vec![
+            ("device", self.device.clone()),
+            ("tensors", format!("{} with {} parameters, {}", self.tensors, self.parameters, self.dtype)),
+            ("step", rate(self.step_us, self.gb_per_second)),
+            ("bytes", format!("{} a parameter", self.bytes_per_parameter)),
+        ];
+        if let (Some(us), Some(gb), Some(ratio)) =
+            (self.plain_loop_us, self.plain_loop_gb_per_second, self.time_over_plain_loop)
+        {
+            rows.push(("plain loop", rate(us, gb)));
+            rows.push(("step / plain", format!("{ratio:.2}")));
+        }
+        rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
+        rows.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+    }
+}

@@ -1,0 +1,47 @@
+//! Numbers in tables and messages, which may be of any size.
+
+/// No text of a number in a message is longer than this: the sign and 19 digits.
+const LONGEST: usize = 20;
+
+/// All digits, with an exponent where there would be too many of them.
+pub fn short(value: f64) -> String {
+    let text = value.to_string();
+    if text.len() > LONGEST { format!("{value:e}") } else { text }
+}
+
+/// The same for a number that is text already; any other text as it is.
+pub fn shortened(text: String) -> String {
+    match text.parse() {
+        Ok(value) if text.len() > LONGEST => short(value),
+        _ => text,
+    }
+}
+
+/// With a fixed number of decimals, and with an exponent where that would be no table any more.
+pub fn fixed(value: f64, decimals: usize) -> String {
+    if value.abs() >= 1e9 { format!("{value:.decimals$e}") } else { format!("{value:.decimals$}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_number_fills_a_line() {
+        assert_eq!(short(f64::MAX), "1.7976931348623157e308");
+        assert_eq!(short(-1e-300), "-1e-300");
+        assert_eq!(
+            (short(-1.0), short(0.25), short(f64::INFINITY)),
+            ("-1".into(), "0.25".into(), "inf".into())
+        );
+        assert_eq!(shortened(1e300.to_string()), "1e300");
+        assert_eq!(
+            shortened("a name that is longer than a number".into()),
+            "a name that is longer than a number"
+        );
+        assert_eq!(
+            (fixed(2.5, 2), fixed(1e300, 2), fixed(f64::NAN, 2)),
+            ("2.50".into(), "1.00e300".into(), "NaN".into())
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! `rfdescent doctor` and `rfdescent bench` as a user runs them, with and without a GPU.
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use serde_json::Value;
+
+fn rfdescent(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rfdescent"));
+    command.args(arguments);
+    command
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = rfdescent(arguments).arg("--json").assert().success().stderr("").get_output().clone();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_doctor_tells_what_there_is_and_what_is_chosen() {
+    let text = rfdescent(&["doctor"]).env("RAYON_NUM_THREADS", "3").assert().success().stderr("");
+    text.stdout(
+        predicate::str::contains("CPU: 3 threads, ")
+            .and(predicate::str::contains("CUDA driver: "))
+            .and(predicate::str::contains("choice: ")),
+    );
+    let report = json(&["doctor"]);
+    assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
+    assert!(report["threads"].as_u64().unwrap() >= 1);
+    let usable = report["cuda"]["devices"].as_array().unwrap().iter().any(|device| device["usable"] == true);
+    match report["cuda"]["driver"].as_str() {
+        Some(_) => assert!(report["cuda"]["problem"].is_null()),
+        None => assert!(!usable && !report["cuda"]["problem"].as_str().unwrap().is_empty()),
+    }
+    assert_eq!(report["choice"]["backend"], if usable { "cuda" } else { "cpu" });
+    assert!(!report["choice"]["reason"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn the_benchmark_counts_bytes_and_checks_the_step() {
+    for (dtype, bytes, rounding) in [("f32", 16, 24), ("bf16", 8, 8)] {
+        let report = json(&["bench", "--parameters", "100003", "--tensors", "7", "--dtype", dtype]);
+        assert_eq!(report["bytes_per_parameter"], bytes);
+        assert_eq!((&report["parameters"], &report["tensors"]), (&100_003.into(), &7.into()));
+        let number = |name: &str| report[name].as_f64().unwrap();
+        // GB/s and µs are two forms of one time; three roundings.
+        let gigabytes = f64::from(bytes) * 100_003.0 / number("step_us") * 1e-3;
+        assert!((number("gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
+        assert!(number("plain_loop_us") > 0.0 && number("time_over_plain_loop") > 0.0);
+        // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
+        assert!(number("largest_error") > 0.0 && number("largest_error") < 4.0 * 0.5f64.powi(rounding));
+    }
+    let text = rfdescent(&["bench", "--parameters", "5", "--tensors", "5"]).assert().success();
+    text.stdout(predicate::str::contains("16 a parameter").and(predicate::str::contains("plain loop")));
+}
+
+#[test]
+fn the_benchmark_of_a_device_that_is_not_there_says_so() {
+    if json(&["doctor"])["choice"]["backend"] == "cuda" {
+        let report = json(&["bench", "--device", "cuda", "--parameters", "100003"]);
+        assert!(report["step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
+        return;
+    }
+    let refused = rfdescent(&["bench", "--device", "cuda"]).assert().code(1).stdout("");
+    refused.stderr(
+        predicate::str::starts_with("error: device: ")
+            .and(predicate::function(|text: &str| text.lines().count() == 1)),
+    );
+}
+
+#[test]
+fn bad_usage() {
+    for (arguments, words) in [
+        (&["--parameters", "0"][..], ["--parameters", "1..="]),
+        (&["--parameters", "3", "--tensors", "4"], ["--tensors 4", "3 parameters"]),
+        (&["--tensors", "-1"], ["--tensors", "-1"]),
+        (&["--dtype", "f64"], ["--dtype", "f32, bf16"]),
+        (&["--device", "tpu"], ["--device", "cpu, cuda"]),
+    ] {
+        let assert = rfdescent(&["bench"]).args(arguments).assert().code(2).stdout("");
+        let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+        assert!(error.lines().count() == 1 && words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn help_that_is_lost_is_an_error() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_rfdescent"));
+    let output = command.arg("--help").stdout(full).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let output = output.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: standard output: "));
+}
