@@ -1267,8 +1267,8 @@ rfd_status rfd_optimizer_save_state(const struct rfd_optimizer *optimizer,
  * must be captured again.
  *
  * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
- * can't be read; RFD_ERROR_STATE says what is damaged, of another version, or which tensor differs; the optimizer is as it was
- * then.
+ * can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is damaged, of another version, or which
+ * tensor differs; the optimizer is as it was then.
  */
 rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
                                     const char *file,
