@@ -281,7 +281,11 @@ impl<T: Versioned> Array<'_, T> {
                 );
                 return Err(Failure::new(RFD_ERROR_STRUCT_SIZE, message));
             }
-            // SAFETY: as above; `new` was promised so many bytes.
+            if size == size_of::<T>() {
+                // SAFETY: aligned as above; `new` was promised so many bytes, and every bit pattern is valid.
+                return Ok(unsafe { pointer.read() });
+            }
+            // SAFETY: as above.
             unsafe { read(pointer) }
         })
     }
