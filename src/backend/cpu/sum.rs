@@ -59,6 +59,10 @@ pub(super) fn tensor_sum(chunks: &[f64]) -> f64 {
 /// Σ of a list of any length: term i goes to lane i mod 256, each lane adds its terms in order, the lanes fold in the
 /// tree.
 pub(crate) fn fold(terms: &[f64]) -> f64 {
+    // What the tree makes of one term: most tensors have one chunk, most lists of segments one segment.
+    if let [term] = terms {
+        return term + 0.0;
+    }
     let mut lanes = [0.0; LANES];
     for row in terms.chunks(LANES) {
         for (lane, term) in lanes.iter_mut().zip(row) {
