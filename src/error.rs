@@ -44,7 +44,7 @@ pub enum Error {
         problem: String,
     },
     /// A device or its driver is missing, unsuitable, or failed; the message says what to do.
-    #[error("device: {0}")]
+    #[error("{0}")]
     Device(String),
     /// A saved optimizer state does not belong to this optimizer, or is damaged.
     #[error("optimizer state: {0}")]

@@ -75,7 +75,8 @@ pub struct AutoFit {
     /// How batch sizes are chosen; the Gibbs form.
     pub design: DesignKind,
     /// CSV file that keeps the samples: created, or gone on from. A row is handed to the operating system as soon as it is
-    /// drawn. Columns `loss,grad_norm,batchsize,time`; files with further columns are kept as they are.
+    /// drawn. Columns `loss,grad_norm,batchsize,time`; files with further columns are kept as they are. One file for each
+    /// network and data set: nothing in it says what it holds samples of.
     pub cache: Option<PathBuf>,
 }
 

@@ -31,8 +31,8 @@ pub struct StepSizeArgs {
     #[arg(long, allow_hyphen_values = true, required_unless_present = "table")]
     grad_norm: Option<f64>,
 
-    /// The number of examples in the batch.
-    #[arg(long, allow_hyphen_values = true, required_unless_present = "table")]
+    /// The number of examples in the batch, for S-RFD [default: loss and gradient count as noiseless]
+    #[arg(long, allow_hyphen_values = true)]
     batch_size: Option<u64>,
 
     /// 0 minimises the expected cost, values up to 1 the upper end of a confidence interval.
@@ -55,19 +55,13 @@ pub fn run(args: &StepSizeArgs) -> Result<(), CliError> {
             let table = Table::read(path)?;
             if *json { table.to_json() } else { table.to_csv() }
         }
-        StepSizeArgs {
-            model_file: Some(path),
-            loss: Some(loss),
-            grad_norm: Some(grad_norm),
-            batch_size: Some(batch_size),
-            ..
-        } => {
+        StepSizeArgs { model_file: Some(path), loss: Some(loss), grad_norm: Some(grad_norm), .. } => {
             let rule = StepRule { mode: args.mode, conservatism: args.conservatism };
-            single(path, *loss, *grad_norm, *batch_size, rule, args.json)?
+            single(path, *loss, *grad_norm, args.batch_size, rule, args.json)?
         }
         _ => {
             return Err(CliError::Usage(
-                "step-size: give --table FILE, or --model-file, --loss, --grad-norm and --batch-size".into(),
+                "step-size: give --table FILE, or --model-file, --loss and --grad-norm".into(),
             ));
         }
     };
@@ -95,11 +89,11 @@ fn single(
     path: &Path,
     loss: f64,
     grad_norm: f64,
-    batch_size: u64,
+    batch_size: Option<u64>,
     rule: StepRule,
     as_json: bool,
 ) -> Result<String, CliError> {
-    if batch_size == 0 {
+    if batch_size == Some(0) {
         return Err(CliError::Usage("--batch-size 0: must be at least 1".into()));
     }
     let wrong =
@@ -108,7 +102,8 @@ fn single(
     // Refuses what has no end.
     files::open(path)?;
     let model = Model::load(path)?;
-    let observation = Observation { loss, grad_norm, inv_batch_size: 1.0 / batch_size as f64 };
+    let observation =
+        Observation { loss, grad_norm, inv_batch_size: batch_size.map_or(0.0, |b| 1.0 / b as f64) };
     let step = step(&model, &observation, &rule).map_err(wrong)?;
     let results = [
         ("step_size", Some(step.step_size)),
