@@ -62,7 +62,7 @@ fn the_benchmark_of_a_device_that_is_not_there_says_so() {
     }
     let refused = rfdescent(&["bench", "--device", "cuda"]).assert().code(1).stdout("");
     refused.stderr(
-        predicate::str::starts_with("error: device: ")
+        predicate::str::starts_with("error: CUDA")
             .and(predicate::function(|text: &str| text.lines().count() == 1)),
     );
 }
