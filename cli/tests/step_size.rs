@@ -199,6 +199,10 @@ fn one_value() {
 
     let bold =
         json(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100 --json"))["step_size"].as_f64().unwrap();
+    // Without a batch size loss and gradient count as noiseless.
+    let noiseless = json(&mut at("--loss -3.5 --grad-norm 4 --json"))["step_size"].as_f64().unwrap();
+    let vast = json(&mut at("--loss -3.5 --grad-norm 4 --batch-size 9000000000000000000 --json"));
+    assert!((vast["step_size"].as_f64().unwrap() / noiseless - 1.0).abs() < 1e-12);
     let text = output(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100"));
     assert!(text.contains(&format!("step_size          {bold:?}\n")), "{text}");
 
@@ -208,7 +212,6 @@ fn one_value() {
     for (options, said) in [
         ("--loss 2 --grad-norm 1 --batch-size 0", "--batch-size"),
         ("--loss 2 --grad-norm 1 --batch-size -1", "--batch-size"),
-        ("--loss 2 --grad-norm 1", "--batch-size"),
         ("--loss nan --grad-norm 1 --batch-size 1", "--loss"),
         ("--loss 2 --grad-norm -1 --batch-size 1", "--grad-norm -1: a norm must not be negative"),
         ("--loss -inf --grad-norm 1 --batch-size 1", "--loss -inf: "),

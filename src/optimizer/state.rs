@@ -22,7 +22,7 @@ impl Optimizer {
     /// # Errors
     /// [`Error::Io`] when the file can't be read; else as [`Optimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path) -> Result<()> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.into(), source })?;
+        let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes)
     }
 
