@@ -5,14 +5,14 @@ use std::path::Path;
 use super::state_file::{self, Buffers, State};
 use super::{Optimizer, TensorSpec};
 use crate::backend::cpu::Momentum;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::DType;
 
 impl Optimizer {
     /// Writes the state to a file, by way of a temporary one, so that a full disk leaves an older file whole.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file can't be written.
+    /// [`Error::Io`](crate::Error::Io) when the file can't be written.
     pub fn save_state(&self, path: &Path) -> Result<()> {
         crate::files::write_atomically(path, &self.state_to_bytes()?)
     }
@@ -20,7 +20,7 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::save_state`] wrote.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file can't be read; else as [`Optimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`Optimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes)
@@ -29,7 +29,7 @@ impl Optimizer {
     /// The state as the bytes of a safetensors file.
     ///
     /// # Errors
-    /// [`Error::State`] when safetensors refuses it.
+    /// [`Error::State`](crate::Error::State) when safetensors refuses it.
     pub fn state_to_bytes(&self) -> Result<Vec<u8>> {
         let tensors = self
             .tensors
@@ -49,7 +49,7 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.
     ///
     /// # Errors
-    /// [`Error::State`] says what is damaged, of another version, which tensor differs in name, shape or format, or which
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or which
     /// option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let state = state_file::read(bytes, &self.spec_list(), &self.options)?;

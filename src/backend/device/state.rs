@@ -5,7 +5,7 @@ use std::path::Path;
 use super::executor::Stream;
 use super::optimizer::DeviceOptimizer;
 use super::plan::{TensorEntry, size_of};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::optimizer::TensorSpec;
 use crate::optimizer::state_file::{self, Buffers, State};
 use crate::tensor::DType;
@@ -32,7 +32,7 @@ impl DeviceOptimizer {
     /// Writes the state to a file, by way of a temporary one. Waits for the work on the stream.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file can't be written, [`Error::Device`] when the device fails.
+    /// [`Error::Io`](crate::Error::Io) when the file can't be written, [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn save_state(&self, path: &Path, stream: Stream) -> Result<()> {
         crate::files::write_atomically(path, &self.state_to_bytes(stream)?)
     }
@@ -40,7 +40,7 @@ impl DeviceOptimizer {
     /// Loads a state that this or the CPU's optimizer wrote for the same tensors. Waits for the work on the stream.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file can't be read; else as [`DeviceOptimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`DeviceOptimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes, stream)
@@ -50,7 +50,7 @@ impl DeviceOptimizer {
     /// stream.
     ///
     /// # Errors
-    /// [`Error::Device`] when the device fails.
+    /// [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         let (applied_steps, skipped_steps) = self.control().read_counts(stream)?;
         let tensors = self
@@ -81,8 +81,8 @@ impl DeviceOptimizer {
     /// steps captured before have to be captured again.
     ///
     /// # Errors
-    /// [`Error::State`] says what is damaged, of another version, which tensor differs in name, shape or format, or
-    /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`] when the device fails.
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or
+    /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
         let state = state_file::read(bytes, &self.spec_list(), self.options())?;
         for (k, buffers) in state.tensors.iter().enumerate() {
