@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
 
 use super::abi::{
     RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_NON_FINITE_GRADIENT,
@@ -13,8 +14,12 @@ use crate::optimizer::{Outcome, SkipReason, StepReport};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
-/// A writer needs less than a microsecond; this many attempts take far longer.
-const ATTEMPTS: usize = 100_000;
+/// A writer needs less than a microsecond, unless it is put aside half way: a GPU that several processes share, and a
+/// thread of the kernels' stand-in on the CPU, may be for many milliseconds. One that takes this long has stopped.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Attempts before the reader, too, makes room for others.
+const SPINS: u32 = 1000;
 
 /// A status block in host memory that a device writes to.
 #[derive(Debug)]
@@ -46,7 +51,9 @@ impl Mirror {
     /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum of the
     /// counts. So what is read between the sequence and counts of the same sum is of one step.
     pub fn read(&self) -> Result<Option<StepReport>> {
-        for _ in 0..ATTEMPTS {
+        let mut attempts = 0;
+        let mut started = None;
+        loop {
             let words = self.words();
             let sequence = words[std::mem::offset_of!(RfdStatus, sequence) / 8].load(Ordering::Acquire);
             let copy: [u64; WORDS] = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
@@ -60,9 +67,16 @@ impl Mirror {
                 }
                 return report(&status(copy)).map(Some);
             }
-            std::hint::spin_loop();
+            attempts += 1;
+            if attempts < SPINS {
+                std::hint::spin_loop();
+            } else if started.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                let message = "a kernel stopped while it was writing its status; restart the program";
+                return Err(Error::Device(message.into()));
+            }
         }
-        Err(Error::Device("a kernel stopped while it was writing its status; restart the program".into()))
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {
