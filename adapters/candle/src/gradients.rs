@@ -11,8 +11,8 @@ use crate::storage::{format, storage_id};
 
 /// One entry for each parameter, `None` where there is no gradient.
 ///
-/// A gradient is copied where it is strided (candle leaves those of transposed and broadcast operands so), or where it
-/// shares the memory of a variable, which the step is about to change. All others are borrowed.
+/// A gradient is copied where it is strided or where it shares the memory of a variable, which the step is about to change;
+/// callers may put such into a store, candle's backward pass does not. All others are borrowed.
 pub(crate) fn gather(
     parameters: &[Parameter],
     storages: &HashMap<usize, usize>,

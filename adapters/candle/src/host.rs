@@ -9,14 +9,14 @@ use std::collections::HashMap;
 use std::mem::swap;
 
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor, Var};
 use rfdescent::GradRef;
 use rfdescent::optimizer::{Optimizer, StepInput, StepReport};
 
 use crate::error;
 use crate::gradients::gather;
 use crate::parameter::Parameter;
-use crate::storage::{grad_ref, loss_value, param_mut, range};
+use crate::storage::{empty_storage, grad_ref, loss_value, param_mut, range};
 
 /// The library's optimizer and what its last step did.
 #[derive(Debug)]
@@ -110,9 +110,14 @@ struct Taken<'a> {
 impl<'a> Taken<'a> {
     fn new(parameters: &'a [Parameter]) -> Result<Self> {
         let mut taken = Self { parameters, storages: Vec::with_capacity(parameters.len()) };
-        for parameter in parameters {
-            let storage = Exchange(RefCell::new(PLACEHOLDER));
-            parameter.var.inplace_op1(&storage).map_err(|problem| error::tensor(&parameter.name, problem))?;
+        for Parameter { name, var, .. } in parameters {
+            let storage = if is_empty(var) {
+                Exchange(RefCell::new(empty_storage(var.dtype())))
+            } else {
+                let storage = Exchange(RefCell::new(PLACEHOLDER));
+                var.inplace_op1(&storage).map_err(|problem| error::tensor(name, problem))?;
+                storage
+            };
             taken.storages.push(storage);
         }
         Ok(taken)
@@ -121,18 +126,25 @@ impl<'a> Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        for (parameter, storage) in self.parameters.iter().zip(&self.storages) {
-            // It worked on the way out, on the same variable.
-            let _ = parameter.var.inplace_op1(storage);
+        for (Parameter { var, .. }, storage) in self.parameters.iter().zip(&self.storages) {
+            if !is_empty(var) {
+                // It worked on the way out, on the same variable.
+                let _ = var.inplace_op1(storage);
+            }
         }
     }
+}
+
+/// Whether there is nothing to move; candle takes some shapes without elements for overlapping and lends out none.
+fn is_empty(var: &Var) -> bool {
+    var.elem_count() == 0
 }
 
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use candle_core::{Device, Var};
+    use candle_core::Device;
 
     use super::*;
 

@@ -29,6 +29,16 @@ pub(crate) fn range(layout: &Layout) -> Option<Range<usize>> {
     layout.contiguous_offsets().map(|(start, end)| start..end)
 }
 
+/// A storage without elements.
+pub(crate) fn empty_storage(dtype: DType) -> CpuStorage {
+    match dtype {
+        DType::F64 => CpuStorage::F64(Vec::new()),
+        DType::F16 => CpuStorage::F16(Vec::new()),
+        DType::BF16 => CpuStorage::BF16(Vec::new()),
+        _ => CpuStorage::F32(Vec::new()),
+    }
+}
+
 /// Elements to update; `None` for another number format, or where the storage does not have them.
 pub(crate) fn param_mut(storage: &mut CpuStorage, range: Range<usize>) -> Option<ParamMut<'_>> {
     Some(match storage {

@@ -121,7 +121,7 @@ fn options() -> impl Strategy<Value = Options> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
 
     #[test]
     fn steps_have_the_bits_of_the_library(
@@ -177,7 +177,7 @@ proptest! {
     }
 }
 
-/// Gradients as candle makes them: that of a weight used transposed is strided.
+/// Gradients as candle makes them.
 #[test]
 fn a_network_is_trained_as_with_gradients_copied_by_hand() {
     let numbers = |seed: u64, len: usize| Owned::from_f64(DType::F32, &uniform(seed, len));
@@ -200,11 +200,9 @@ fn a_network_is_trained_as_with_gradients_copied_by_hand() {
     let mut reference = Optimizer::new(model.clone(), Options::default(), specs.collect()).unwrap();
     let mut rfd = candle_nn::Optimizer::new(vars.to_vec(), Config::new(model)).unwrap();
     let first = loss().to_scalar::<f32>().unwrap();
-    let mut strided = 0;
     for _ in 0..30 {
         let now = loss();
         let grads = now.backward().unwrap();
-        strided += vars.iter().filter(|v| !grads.get(v).unwrap().is_contiguous()).count();
         let gradients: Vec<Owned> = vars.iter().map(|v| owned(grads.get(v).unwrap())).collect();
         let mut values: Vec<Owned> = vars.iter().map(|v| owned(v)).collect();
         let lists: Vec<GradRef> = gradients.iter().map(Owned::grad).collect();
@@ -214,7 +212,6 @@ fn a_network_is_trained_as_with_gradients_copied_by_hand() {
         let ours: Vec<Owned> = vars.iter().map(|v| owned(v)).collect();
         assert_eq!(bits(&ours), bits(&values));
     }
-    assert!(strided > 0, "candle makes no strided gradients any more: the copy can go");
     assert!(loss().to_scalar::<f32>().unwrap() < first);
     assert!(vars.iter().all(|v| v.device().same_device(&Device::Cpu)));
 }
