@@ -3,7 +3,6 @@
 //! Nothing waits for the device. candle frees memory in stream order, so a gradient may go as soon as the step is queued.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 
 use candle_core::backend::BackendStorage;
 use candle_core::backprop::GradStore;
@@ -18,9 +17,10 @@ use rfdescent::device::Stream;
 use rfdescent::optimizer::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, TensorSpec};
 
 use crate::error::{self, wrap};
-use crate::gradients::gather;
+use crate::host::host_loss;
 use crate::parameter::Parameter;
-use crate::storage::{check_loss, format, loss_value};
+use crate::storage::{check_loss, format};
+use crate::variables::Variables;
 
 /// The library's optimizer on candle's device.
 #[derive(Debug)]
@@ -48,47 +48,42 @@ impl Cuda {
         Stream::from_raw(self.device.cuda_stream().cu_stream().expose_provenance() as u64)
     }
 
-    pub fn step(
-        &mut self,
-        parameters: &[Parameter],
-        storages: &HashMap<usize, usize>,
-        grads: &GradStore,
-        loss: &Tensor,
-    ) -> Result<()> {
+    pub fn step(&mut self, variables: &Variables, grads: &GradStore, loss: &Tensor) -> Result<()> {
         let stream = self.device.cuda_stream();
-        let grads = gather(parameters, storages, grads)?;
-        let guards: Vec<_> = grads.iter().map(|grad| grad.as_ref().map(Tensor::storage_and_layout)).collect();
-        let tensors = parameters
+        let grads = variables.gradients(grads)?;
+        // The step reads the loss where it lies, which may be in a variable that it writes.
+        let loss = variables.apart(loss)?;
+        let tensors = variables
+            .parameters
             .iter()
-            .zip(&guards)
-            .map(|(parameter, guard)| {
+            .zip(&grads)
+            .map(|(parameter, grad)| {
                 let param = Address::of(parameter, &stream)?;
-                let Some((storage, layout)) = guard else { return Ok(DeviceTensor::without_grad(param)) };
-                let Storage::Cuda(storage) = &**storage else {
-                    return Err(error::tensor(
-                        &parameter.name,
-                        "has a gradient on another device; move it with `to_device`",
-                    ));
-                };
-                let (grad, dtype) = read_address(&parameter.name, (storage, layout), &stream)?;
+                let Some(grad) = grad else { return Ok(DeviceTensor::without_grad(param)) };
+                let (grad, dtype) = tensor_address(&parameter.name, grad, &stream)?;
                 Ok(DeviceTensor::new(param, grad, dtype))
             })
             .collect::<Result<Vec<_>>>()?;
-        let (storage, layout) = loss.storage_and_layout();
-        let loss = match &*storage {
-            Storage::Cuda(storage) => device_loss((storage, layout), &stream)?,
-            Storage::Cpu(storage) => DeviceLoss::Host(loss_value(storage, layout)?),
-            Storage::Metal(_) => {
-                return Err(error::invalid("loss", "a Metal tensor", "compute it on the variables' device"));
+        let input = DeviceInput::new(match loss.device().location() {
+            DeviceLocation::Cpu => DeviceLoss::Host(host_loss(&loss)?),
+            _ => {
+                check_loss(loss.layout())?;
+                let (address, dtype) = tensor_address("loss", &loss, &stream)?;
+                DeviceLoss::Address { address, dtype }
             }
-        };
-        // SAFETY: the addresses are those of tensors of these lengths and formats, of which `gather` has checked gradients and
-        // `Rfd::for_parameters` parameters. Gradients, loss and parameters are used by work on this stream alone, which is in
-        // order, and freed in its order.
-        unsafe { self.optimizer.step(&tensors, &DeviceInput::new(loss), self.stream()) }.map_err(wrap)?;
-        // For programs with several streams: the parameters were written after this point of the stream.
-        for parameter in parameters {
+        });
+        // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats: `gradients` has checked
+        // gradients, `Rfd::for_parameters` variables. All work on them is on this stream, which is in order, and so is the freeing
+        // of their memory.
+        unsafe { self.optimizer.step(&tensors, &input, self.stream()) }.map_err(wrap)?;
+        // For programs with several streams: the variables were written before this point of the stream, and the rest read.
+        for parameter in &variables.parameters {
             Address::of(parameter, &stream)?;
+        }
+        for (parameter, grad) in variables.parameters.iter().zip(&grads) {
+            if let Some(grad) = grad {
+                tensor_address(&parameter.name, grad, &stream)?;
+            }
         }
         Ok(())
     }
@@ -165,6 +160,14 @@ fn read_address(name: &str, (storage, layout): Operand<'_>, stream: &CudaStream)
         (slice, dtype) => Ok((of(slice, layout, stream), dtype)),
         Err(error::tensor(name, format!("is {}; make it f32, f64, f16 or bf16", storage.dtype().as_str())))
     )
+}
+
+/// [`read_address`] of a tensor.
+fn tensor_address(name: &str, tensor: &Tensor, stream: &CudaStream) -> Result<(u64, DType)> {
+    match &*tensor.storage_and_layout().0 {
+        Storage::Cuda(storage) => read_address(name, (storage, tensor.layout()), stream),
+        _ => Err(error::tensor(name, "lies on another device than the variables; move it with `to_device`")),
+    }
 }
 
 /// Where a tensor to be written lies; 0 for a format without steps. The stream waits for what other streams do there, and they

@@ -1,6 +1,5 @@
 //! Where the steps are taken: on the CPU or on a CUDA device.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::backprop::GradStore;
@@ -12,7 +11,7 @@ use rfdescent::optimizer::{Group, Optimizer, Options, StepReport, TensorSpec};
 use crate::cuda::Cuda;
 use crate::error::{self, wrap};
 use crate::host::Host;
-use crate::parameter::Parameter;
+use crate::variables::Variables;
 
 #[derive(Debug)]
 pub(crate) enum Engine {
@@ -53,17 +52,11 @@ impl Engine {
         }
     }
 
-    pub fn step(
-        &mut self,
-        parameters: &[Parameter],
-        storages: &HashMap<usize, usize>,
-        grads: &GradStore,
-        loss: &Tensor,
-    ) -> Result<()> {
+    pub fn step(&mut self, variables: &Variables, grads: &GradStore, loss: &Tensor) -> Result<()> {
         match self {
-            Engine::Host(host) => host.step(parameters, storages, grads, loss),
+            Engine::Host(host) => host.step(variables, grads, loss),
             #[cfg(feature = "cuda")]
-            Engine::Cuda(cuda) => cuda.step(parameters, storages, grads, loss),
+            Engine::Cuda(cuda) => cuda.step(variables, grads, loss),
         }
     }
 

@@ -5,7 +5,6 @@
 //! held meanwhile, so that a thread which uses several variables at once can't be deadlocked with.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::mem::swap;
 
 use candle_core::backprop::GradStore;
@@ -14,9 +13,9 @@ use rfdescent::GradRef;
 use rfdescent::optimizer::{Optimizer, StepInput, StepReport};
 
 use crate::error;
-use crate::gradients::gather;
 use crate::parameter::Parameter;
 use crate::storage::{empty_storage, grad_ref, loss_value, param_mut, range};
+use crate::variables::Variables;
 
 /// The library's optimizer and what its last step did.
 #[derive(Debug)]
@@ -26,15 +25,10 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub fn step(
-        &mut self,
-        parameters: &[Parameter],
-        storages: &HashMap<usize, usize>,
-        grads: &GradStore,
-        loss: &Tensor,
-    ) -> Result<()> {
+    pub fn step(&mut self, variables: &Variables, grads: &GradStore, loss: &Tensor) -> Result<()> {
         let loss = host_loss(loss)?;
-        let grads = gather(parameters, storages, grads)?;
+        let grads = variables.gradients(grads)?;
+        let parameters = &variables.parameters;
         let guards: Vec<_> = grads.iter().map(|grad| grad.as_ref().map(Tensor::storage_and_layout)).collect();
         let grads = parameters
             .iter()

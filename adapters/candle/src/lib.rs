@@ -12,7 +12,6 @@
 mod cuda;
 mod engine;
 mod error;
-mod gradients;
 mod host;
 mod op;
 mod optimizer;
@@ -20,6 +19,7 @@ mod parameter;
 mod sampler;
 mod seeded_vars;
 mod storage;
+mod variables;
 
 pub use op::StepOp;
 pub use optimizer::{Config, Rfd};

@@ -1,6 +1,5 @@
 //! The optimizer over variables.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::backprop::GradStore;
@@ -10,7 +9,8 @@ use rfdescent::covariance::Model;
 use rfdescent::optimizer::{Group, Options, StepReport};
 
 use crate::engine::Engine;
-use crate::parameter::{Parameter, distinct_storages, parameters};
+use crate::parameter::{Parameter, parameters};
+use crate::variables::Variables;
 
 /// What an optimizer is made of beside variables.
 #[derive(Clone, Debug)]
@@ -63,9 +63,7 @@ impl Config {
 /// ```
 #[derive(Debug)]
 pub struct Rfd {
-    parameters: Vec<Parameter>,
-    /// The memory of each parameter, to see whether a gradient lies in it.
-    storages: HashMap<usize, usize>,
+    variables: Variables,
     engine: Engine,
     /// A learning rate that was refused; the trait leaves no way to say so at once.
     refused: Option<f64>,
@@ -79,13 +77,13 @@ impl Rfd {
     /// others or on one without steps, is of another format than f32, f64, f16 and bf16, or whose group does not exist; or
     /// the option outside its domain.
     pub fn for_parameters(parameters: Vec<Parameter>, config: Config) -> Result<Self> {
-        let parameters: Vec<Parameter> =
-            parameters.into_iter().filter(|parameter| parameter.var.dtype().is_float()).collect();
-        let storages = distinct_storages(&parameters)?;
+        let floats = parameters.into_iter().filter(|parameter| parameter.var.dtype().is_float());
+        let variables = Variables::new(floats.collect())?;
+        let parameters = &variables.parameters;
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
         let device = parameters.first().map_or(&Device::Cpu, |parameter| parameter.var.device());
         let engine = Engine::new(config.model, config.options, specs, device)?;
-        Ok(Self { parameters, storages, engine, refused: None })
+        Ok(Self { variables, engine, refused: None })
     }
 
     /// An optimizer for all variables of a map, in group 0; [`parameters`] for groups.
@@ -108,7 +106,7 @@ impl Rfd {
         if let Some(rate) = self.refused {
             self.engine.set_multiplier(rate)?;
         }
-        self.engine.step(&self.parameters, &self.storages, grads, loss)
+        self.engine.step(&self.variables, grads, loss)
     }
 
     /// What the last step did, `None` before the first. On a CUDA device: the last step that it has finished; does not wait.
@@ -121,7 +119,7 @@ impl Rfd {
 
     /// The variables, in the order in which they count.
     pub fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+        &self.variables.parameters
     }
 
     /// The fitted covariance model.

@@ -1,6 +1,5 @@
 //! Variables with the names that errors and saved states know them by.
 
-use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use candle_core::{Result, Var};
@@ -8,7 +7,7 @@ use candle_nn::VarMap;
 use rfdescent::optimizer::TensorSpec;
 
 use crate::error;
-use crate::storage::{format, storage_id};
+use crate::storage::format;
 
 /// A variable to train.
 #[derive(Clone, Debug)]
@@ -48,31 +47,4 @@ pub fn parameters(map: &VarMap) -> Vec<Parameter> {
     let mut all: Vec<Parameter> = vars.iter().map(|(name, var)| Parameter::new(name, var.clone())).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
-}
-
-/// Where the memory of each variable is, by identity: an error for one that is strided, lies elsewhere than the first or
-/// shares its memory with another.
-pub(crate) fn distinct_storages(parameters: &[Parameter]) -> Result<HashMap<usize, usize>> {
-    let mut seen = HashMap::with_capacity(parameters.len());
-    for (index, Parameter { name, var, .. }) in parameters.iter().enumerate() {
-        if !var.is_contiguous() {
-            return Err(error::tensor(name, "is strided; make a variable of its `contiguous()` copy"));
-        }
-        if !var.device().same_device(parameters[0].var.device()) {
-            let problem = format!(
-                "lies on another device ({:?}) than `{}` ({:?}); move all variables to one device, or use an optimizer \
-                 for each",
-                var.device().location(),
-                parameters[0].name,
-                parameters[0].var.device().location()
-            );
-            return Err(error::tensor(name, problem));
-        }
-        if let Some(other) = seen.insert(storage_id(var), index) {
-            let other = &parameters[other].name;
-            let problem = format!("shares its memory with `{other}`; give each variable once");
-            return Err(error::tensor(name, problem));
-        }
-    }
-    Ok(seen)
 }

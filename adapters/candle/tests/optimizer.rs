@@ -158,6 +158,15 @@ fn a_step_that_is_skipped_changes_nothing_and_says_why() {
 }
 
 #[test]
+fn the_loss_may_be_a_variable_itself() {
+    let weight = Var::new(2.0_f32, &Device::Cpu).unwrap();
+    let mut rfd = Rfd::new(vec![weight.clone()], config()).unwrap();
+    rfd.backward_step(&weight).unwrap();
+    assert_eq!(rfd.report().unwrap().unwrap().loss, 2.0);
+    assert!(weight.to_scalar::<f32>().unwrap() < 2.0);
+}
+
+#[test]
 fn thousands_of_variables_take_a_step() {
     let vars: Vec<Var> = (0..5000).map(|k| var(&[k as f32])).collect();
     let mut rfd = Rfd::from_slice(&vars.iter().collect::<Vec<_>>(), config()).unwrap();
