@@ -10,8 +10,7 @@ pub enum Purpose {
     Initialisation = 1,
     /// The order of the training examples.
     BatchOrder = 2,
-    /// Parameters and examples of one sample of the estimation.
-    Sample = 3,
+    // 3 is the stream of the samples of auto-fit (`rfdescent_candle::NetworkSampler`).
     /// What the classes of the generated data look like.
     Prototypes = 4,
 }

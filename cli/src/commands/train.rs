@@ -6,6 +6,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::Options;
+use rfdescent_candle::{Config, Rfd};
 use serde::Serialize;
 
 use crate::data::{Dataset, idx, synthetic};
@@ -19,7 +20,6 @@ use crate::terminal::print;
 use crate::training::baseline::{Baseline, GRID};
 use crate::training::fit::{FitOptions, fit};
 use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summarise};
-use crate::training::rfd::Rfd;
 use crate::training::{DTYPE, Method, Run, Schedule, train};
 
 /// Train a network with Random Function Descent: the covariance is fitted on the network itself, nothing is tuned
@@ -125,9 +125,8 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
         output,
         printer: Printer::new(args.json),
         progress: Progress::new(args.json),
-        network: Network::new(args.model, DTYPE, args.seed)?,
     };
-    command.describe();
+    command.describe()?;
     let mut seeds = Vec::new();
     let outcome = (0..args.seeds)
         .map(|offset| args.seed.wrapping_add(offset))
@@ -189,12 +188,12 @@ struct Command<'a> {
     output: Option<OutputFolder>,
     printer: Printer,
     progress: Progress,
-    network: Network,
 }
 
 impl Command<'_> {
-    fn describe(&self) {
+    fn describe(&self) -> Result<(), CliError> {
         let (data, args) = (self.data, self.args);
+        let dims = Network::new(args.model, DTYPE, args.seed)?.dims();
         self.printer.line(format!(
             "Data: {}, {} training and {} validation images",
             data.source,
@@ -204,12 +203,13 @@ impl Command<'_> {
         self.printer.line(format!(
             "Network: {}, {} parameters; {} epochs of {} steps with {} images ({} left out each epoch)",
             args.model,
-            self.network.dims(),
+            dims,
             args.epochs,
             data.train.len() / args.batch_size,
             args.batch_size,
             data.train.len() % args.batch_size
         ));
+        Ok(())
     }
 
     /// Fits, trains, compares. What there is of it by the time of an error is in `seeds` too.
@@ -231,7 +231,7 @@ impl Command<'_> {
             max_samples: args.max_samples,
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
         };
-        let fit = fit(args.model, &self.network, self.data, &options, seed, self.progress)?;
+        let fit = fit(args.model, self.data, &options, seed, self.progress)?;
         self.printer.fit(&fit);
         let model = fit.model.clone();
         seeds.push(SeedReport { seed, fit, methods: Vec::new(), complete: false });
@@ -239,19 +239,20 @@ impl Command<'_> {
 
         self.printer.line("\nTraining with RFD");
         self.printer.epoch_header();
-        self.network.initialise(seed)?;
-        let mut rfd = Rfd::new(&self.network, model.clone(), self.optimizer_options())?;
-        let run = self.train("RFD", &mut rfd, seed, true)?;
+        let network = Network::new(args.model, DTYPE, seed)?;
+        let config = Config { model: model.clone(), options: self.optimizer_options() };
+        let mut rfd = Rfd::for_parameters(network.parameters(), config)?;
+        let run = self.train("RFD", &network, &mut rfd, seed, true)?;
         report.methods.push(MethodReport::new("RFD", None, &run));
         if let Some(folder) = output {
-            self.write_run(folder, &model, &run)?;
+            self.write_run(folder, &network, &model, &run)?;
         }
         stopped(&run)?;
         for setting in GRID.into_iter().filter(|_| args.compare) {
-            self.network.initialise(seed)?;
-            let mut baseline = Baseline::new(setting, &self.network)?;
+            let network = Network::new(args.model, DTYPE, seed)?;
+            let mut baseline = Baseline::new(setting, &network)?;
             let label = format!("{} {}", setting.method, setting.learning_rate);
-            let run = self.train(&label, &mut baseline, seed, false)?;
+            let run = self.train(&label, &network, &mut baseline, seed, false)?;
             report.methods.push(MethodReport::new(setting.method, Some(setting.learning_rate), &run));
             stopped(&run)?;
         }
@@ -264,10 +265,17 @@ impl Command<'_> {
         Options { inv_batch_size, ..Options::default() }
     }
 
-    fn train(&self, label: &str, method: &mut dyn Method, seed: u64, show: bool) -> Result<Run, CliError> {
+    fn train(
+        &self,
+        label: &str,
+        network: &Network,
+        method: &mut dyn Method,
+        seed: u64,
+        show: bool,
+    ) -> Result<Run, CliError> {
         let schedule = Schedule { epochs: self.args.epochs, batch_size: self.args.batch_size, seed };
         let bar = self.progress.bar(0, label);
-        let run = train(&self.network, self.data, method, schedule, &bar, &mut |row| {
+        let run = train(network, self.data, method, schedule, &bar, &mut |row| {
             if show {
                 bar.suspend(|| self.printer.epoch(row));
             }
@@ -276,7 +284,13 @@ impl Command<'_> {
         run
     }
 
-    fn write_run(&self, folder: &OutputFolder, model: &Model, run: &Run) -> Result<(), CliError> {
+    fn write_run(
+        &self,
+        folder: &OutputFolder,
+        network: &Network,
+        model: &Model,
+        run: &Run,
+    ) -> Result<(), CliError> {
         if let Some(folder) = &self.output {
             folder.remove(REPORT)?;
         }
@@ -284,7 +298,7 @@ impl Command<'_> {
         folder.write_csv("epochs.csv", &run.epochs)?;
         folder.write("model.json", model.to_json()?.as_bytes())?;
         let parameters = "parameters.safetensors";
-        let bytes = safetensors::serialize(self.network.tensors(), None)
+        let bytes = safetensors::serialize(network.tensors(), None)
             .map_err(|e| CliError::file(&folder.join(parameters), e))?;
         folder.write(parameters, &bytes)
     }

@@ -7,8 +7,6 @@ pub mod synthetic;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use crate::error::CliError;
-
 pub use batches::{Batches, draw_batch};
 
 /// Height and width of an image.
@@ -105,7 +103,7 @@ impl Dataset {
     }
 
     /// The images at `indices` as a [`Batch`] of the element type `dtype`.
-    pub fn batch(&self, part: &Images, indices: &[u32], dtype: DType) -> Result<Batch, CliError> {
+    pub fn batch(&self, part: &Images, indices: &[u32], dtype: DType) -> candle_core::Result<Batch> {
         let mut pixels = Vec::with_capacity(indices.len() * PIXELS);
         let mut labels = Vec::with_capacity(indices.len());
         for &index in indices {

@@ -16,6 +16,11 @@ const MOMENTUM: f64 = 0.1;
 /// Rows added up by one task; fixed, as it decides the order of the sums.
 const ROWS_PER_TASK: usize = 128;
 
+/// Whether the variable of this name is followed, not trained.
+pub fn is_running_average(name: &str) -> bool {
+    name.ends_with(".running_mean") || name.ends_with(".running_var")
+}
+
 /// Normalises each column of a rows × features input over the rows, then scales and shifts it.
 pub struct BatchNorm {
     pub weight: Var,

@@ -1,10 +1,11 @@
 //! The convolutional network.
 
 use candle_core::{Result, Tensor};
+use candle_nn::VarBuilder;
 
 use super::batch_norm::BatchNorm;
 use super::images::{max_pool, patches};
-use super::layers::{Builder, Linear};
+use super::layers::Linear;
 use super::{Forward, Mode};
 use crate::data::{CLASSES, SIDE};
 
@@ -26,19 +27,19 @@ pub struct Cnn {
 }
 
 impl Cnn {
-    pub fn new(builder: &mut Builder) -> Result<Self> {
+    pub fn new(vb: VarBuilder) -> Result<Self> {
         let mut blocks = Vec::with_capacity(CHANNELS.len());
         let mut inputs = 1;
         for (number, outputs) in (1..).zip(CHANNELS) {
             blocks.push((
-                builder.linear(&format!("conv{number}"), PATCH * PATCH * inputs, outputs)?,
-                builder.batch_norm(&format!("norm{number}"), outputs)?,
+                Linear::new(PATCH * PATCH * inputs, outputs, vb.pp(format!("conv{number}")))?,
+                BatchNorm::new(outputs, vb.pp(format!("norm{number}")))?,
             ));
             inputs = outputs;
         }
         let output = (
-            builder.linear("linear", inputs * FINAL_SIDE * FINAL_SIDE, CLASSES)?,
-            builder.batch_norm("norm3", CLASSES)?,
+            Linear::new(inputs * FINAL_SIDE * FINAL_SIDE, CLASSES, vb.pp("linear"))?,
+            BatchNorm::new(CLASSES, vb.pp("norm3"))?,
         );
         Ok(Cnn { blocks, output })
     }

@@ -1,65 +1,44 @@
-//! The layers networks are made of, and the builder that names their tensors.
+//! The layers networks are made of: PyTorch's, with its default initialisation.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
+use candle_nn::VarBuilder;
+use candle_nn::init::Init;
 
 use super::batch_norm::BatchNorm;
-use super::init::Init;
-use super::{Buffer, Forward, Network, Parameter};
-
-/// Collects the tensors of a network in the order in which its layers are made.
-pub struct Builder {
-    dtype: DType,
-    parameters: Vec<Parameter>,
-    buffers: Vec<Buffer>,
-}
-
-impl Builder {
-    pub fn new(dtype: DType) -> Self {
-        Builder { dtype, parameters: Vec::new(), buffers: Vec::new() }
-    }
-
-    pub fn parameter(&mut self, name: String, shape: &[usize], init: Init) -> Result<Var> {
-        let var = Var::zeros(shape, self.dtype, &Device::Cpu)?;
-        self.parameters.push(Parameter { name, var: var.clone(), init });
-        Ok(var)
-    }
-
-    pub fn buffer(&mut self, name: String, shape: &[usize], initial: f32) -> Result<Var> {
-        let var = Var::zeros(shape, self.dtype, &Device::Cpu)?;
-        self.buffers.push(Buffer { name, var: var.clone(), initial });
-        Ok(var)
-    }
-
-    pub fn linear(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
-        let init = Init::Uniform { fan_in: inputs };
-        Ok(Linear {
-            weight: self.parameter(format!("{name}.weight"), &[outputs, inputs], init)?,
-            bias: self.parameter(format!("{name}.bias"), &[outputs], init)?,
-        })
-    }
-
-    pub fn batch_norm(&mut self, name: &str, features: usize) -> Result<BatchNorm> {
-        Ok(BatchNorm {
-            weight: self.parameter(format!("{name}.weight"), &[features], Init::Constant(1.0))?,
-            bias: self.parameter(format!("{name}.bias"), &[features], Init::Constant(0.0))?,
-            running_mean: self.buffer(format!("{name}.running_mean"), &[features], 0.0)?,
-            running_var: self.buffer(format!("{name}.running_var"), &[features], 1.0)?,
-        })
-    }
-
-    pub fn finish(self, forward: Box<dyn Forward>) -> Network {
-        Network { parameters: self.parameters, buffers: self.buffers, forward }
-    }
-}
 
 /// x ↦ x·Wᵀ + b.
 pub struct Linear {
-    weight: Var,
-    bias: Var,
+    weight: Tensor,
+    bias: Tensor,
 }
 
 impl Linear {
+    /// Weights and biases uniform on (−1/√inputs, 1/√inputs), as of `torch.nn.Linear` and `Conv2d`.
+    pub fn new(inputs: usize, outputs: usize, vb: VarBuilder) -> Result<Self> {
+        let bound = f64::from(1.0 / (inputs as f32).sqrt());
+        let init = Init::Uniform { lo: -bound, up: bound };
+        Ok(Linear {
+            weight: vb.get_with_hints((outputs, inputs), "weight", init)?,
+            bias: vb.get_with_hints(outputs, "bias", init)?,
+        })
+    }
+
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.matmul(&self.weight.t()?)?.broadcast_add(&self.bias)
+    }
+}
+
+impl BatchNorm {
+    /// The identity at first.
+    pub fn new(features: usize, vb: VarBuilder) -> Result<Self> {
+        let constant = |name: &str, value: f64| -> Result<Var> {
+            Var::from_tensor(&vb.get_with_hints(features, name, Init::Const(value))?)
+        };
+        Ok(BatchNorm {
+            weight: constant("weight", 1.0)?,
+            bias: constant("bias", 0.0)?,
+            running_mean: constant("running_mean", 0.0)?,
+            running_var: constant("running_var", 1.0)?,
+        })
     }
 }

@@ -1,9 +1,10 @@
 //! The fully connected network.
 
 use candle_core::{Result, Tensor};
+use candle_nn::VarBuilder;
 
 use super::batch_norm::BatchNorm;
-use super::layers::{Builder, Linear};
+use super::layers::Linear;
 use super::{Forward, Mode};
 use crate::data::{CLASSES, PIXELS};
 
@@ -19,12 +20,12 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    pub fn new(builder: &mut Builder, widths: &[usize]) -> Result<Self> {
+    pub fn new(widths: &[usize], vb: VarBuilder) -> Result<Self> {
         let mut layers = Vec::with_capacity(widths.len() - 1);
         for (number, ends) in (1..).zip(widths.windows(2)) {
             layers.push((
-                builder.linear(&format!("linear{number}"), ends[0], ends[1])?,
-                builder.batch_norm(&format!("norm{number}"), ends[1])?,
+                Linear::new(ends[0], ends[1], vb.pp(format!("linear{number}")))?,
+                BatchNorm::new(ends[1], vb.pp(format!("norm{number}")))?,
             ));
         }
         Ok(Mlp { layers })

@@ -3,16 +3,16 @@
 mod batch_norm;
 mod cnn;
 mod images;
-mod init;
 mod layers;
 mod mlp;
 
-use candle_core::{DType, Tensor, Var};
-use rand_chacha::ChaCha8Rng;
+use candle_core::{DType, Device, Tensor};
+use candle_nn::VarBuilder;
+use rfdescent_candle::{Parameter, SeededVars};
 
+use crate::data::Batch;
 use crate::error::CliError;
 use crate::seed::{Purpose, generator};
-use init::Init;
 
 /// Which network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -42,32 +42,8 @@ pub enum Mode {
     Evaluate,
 }
 
-/// A trained tensor.
-#[derive(Clone, Debug)]
-pub struct Parameter {
-    /// Its name, `layer.weight` or `layer.bias`.
-    pub name: String,
-    /// Its value.
-    pub var: Var,
-    init: Init,
-}
-
-/// A tensor that is kept with the network but not trained.
-#[derive(Clone, Debug)]
-pub struct Buffer {
-    /// Its name.
-    pub name: String,
-    /// Its value.
-    pub var: Var,
-    initial: f32,
-}
-
-/// A function of the images with trained parameters in a fixed order.
-pub struct Network {
-    parameters: Vec<Parameter>,
-    buffers: Vec<Buffer>,
-    forward: Box<dyn Forward>,
-}
+/// A function of the images, without a list of its parameters: what samples are taken of.
+pub struct Layers(Box<dyn Forward>);
 
 /// The layers of a network, in order.
 trait Forward {
@@ -75,71 +51,82 @@ trait Forward {
     fn forward(&self, images: &Tensor, mode: Mode) -> candle_core::Result<Tensor>;
 }
 
+impl Layers {
+    /// The layers of a network of this kind, with variables from the builder.
+    pub fn new(kind: NetworkKind, vb: VarBuilder) -> candle_core::Result<Self> {
+        Ok(Layers(match kind {
+            NetworkKind::Mlp => Box::new(mlp::Mlp::new(mlp::WIDTHS, vb)?),
+            NetworkKind::Cnn => Box::new(cnn::Cnn::new(vb)?),
+        }))
+    }
+
+    /// From images to logits.
+    pub fn forward(&self, images: &Tensor, mode: Mode) -> candle_core::Result<Tensor> {
+        self.0.forward(images, mode)
+    }
+
+    /// The mean cross-entropy of a batch in training mode, still differentiable.
+    pub fn training_loss(&self, batch: &Batch) -> candle_core::Result<Tensor> {
+        candle_nn::loss::cross_entropy(&self.forward(&batch.images, Mode::Train)?, &batch.labels)
+    }
+}
+
+/// Layers with all their variables, in a fixed order.
+pub struct Network {
+    layers: Layers,
+    /// Trained ones and running averages.
+    variables: Vec<Parameter>,
+}
+
 impl Network {
     /// A network, initialised from `seed`.
     pub fn new(kind: NetworkKind, dtype: DType, seed: u64) -> Result<Self, CliError> {
-        let mut builder = layers::Builder::new(dtype);
-        let forward: Box<dyn Forward> = match kind {
-            NetworkKind::Mlp => Box::new(mlp::Mlp::new(&mut builder, mlp::WIDTHS)?),
-            NetworkKind::Cnn => Box::new(cnn::Cnn::new(&mut builder)?),
-        };
-        let network = builder.finish(forward);
-        network.initialise(seed)?;
-        Ok(network)
+        Self::of(|vb| Layers::new(kind, vb), dtype, seed)
     }
 
     /// A linear classifier, to see what more than that is worth.
     #[cfg(test)]
     pub fn linear(dtype: DType, seed: u64) -> Result<Self, CliError> {
-        let mut builder = layers::Builder::new(dtype);
-        let forward = mlp::Mlp::new(&mut builder, &[crate::data::PIXELS, crate::data::CLASSES])?;
-        let network = builder.finish(Box::new(forward));
-        network.initialise(seed)?;
-        Ok(network)
+        Self::mlp(&[crate::data::PIXELS, crate::data::CLASSES], dtype, seed)
     }
 
-    /// Draws all parameters anew and resets the running averages, in place.
-    pub fn initialise(&self, seed: u64) -> Result<(), CliError> {
-        self.initialise_from(&mut generator(seed, Purpose::Initialisation))
+    #[cfg(test)]
+    fn mlp(widths: &[usize], dtype: DType, seed: u64) -> Result<Self, CliError> {
+        Self::of(|vb| Ok(Layers(Box::new(mlp::Mlp::new(widths, vb)?))), dtype, seed)
     }
 
-    /// The same from a generator.
-    pub fn initialise_from(&self, rng: &mut ChaCha8Rng) -> Result<(), CliError> {
-        for parameter in &self.parameters {
-            parameter.init.fill(&parameter.var, rng)?;
-        }
-        for buffer in &self.buffers {
-            Init::Constant(buffer.initial).fill(&buffer.var, rng)?;
-        }
-        Ok(())
+    fn of(
+        build: impl FnOnce(VarBuilder<'static>) -> candle_core::Result<Layers>,
+        dtype: DType,
+        seed: u64,
+    ) -> Result<Self, CliError> {
+        let vars = SeededVars::new(generator(seed, Purpose::Initialisation));
+        let layers = build(vars.builder(dtype, &Device::Cpu))?;
+        Ok(Network { layers, variables: vars.parameters() })
     }
 
-    /// The trained tensors, always in the same order.
-    pub fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+    /// The trained variables, always in the same order.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let trained = |variable: &&Parameter| !batch_norm::is_running_average(&variable.name);
+        self.variables.iter().filter(trained).cloned().collect()
     }
 
     /// The number of trained numbers, d.
     pub fn dims(&self) -> u64 {
-        self.parameters.iter().map(|p| p.var.elem_count() as u64).sum()
-    }
-
-    /// From images to logits.
-    pub fn forward(&self, images: &Tensor, mode: Mode) -> Result<Tensor, CliError> {
-        Ok(self.forward.forward(images, mode)?)
-    }
-
-    /// The mean cross-entropy of a batch in training mode, still differentiable.
-    pub fn training_loss(&self, batch: &crate::data::Batch) -> Result<Tensor, CliError> {
-        let logits = self.forward(&batch.images, Mode::Train)?;
-        Ok(candle_nn::loss::cross_entropy(&logits, &batch.labels)?)
+        self.parameters().iter().map(|p| p.var.elem_count() as u64).sum()
     }
 
     /// Every tensor needed to use the network, parameters and running averages, by name.
     pub fn tensors(&self) -> std::collections::HashMap<String, Tensor> {
-        let parameters = self.parameters.iter().map(|p| (p.name.clone(), p.var.as_tensor().clone()));
-        let buffers = self.buffers.iter().map(|b| (b.name.clone(), b.var.as_tensor().clone()));
-        parameters.chain(buffers).collect()
+        self.variables.iter().map(|v| (v.name.clone(), v.var.as_tensor().clone())).collect()
+    }
+}
+
+impl std::ops::Deref for Network {
+    type Target = Layers;
+
+    fn deref(&self) -> &Layers {
+        &self.layers
     }
 }
 

@@ -15,11 +15,7 @@ fn batch(examples: usize, pixels: usize, dtype: DType) -> Batch {
 }
 
 fn small_mlp() -> Network {
-    let mut builder = layers::Builder::new(DType::F64);
-    let mlp = mlp::Mlp::new(&mut builder, &[12, 7, 5, 10]).unwrap();
-    let network = builder.finish(Box::new(mlp));
-    network.initialise(1).unwrap();
-    network
+    Network::mlp(&[12, 7, 5, 10], DType::F64, 1).unwrap()
 }
 
 /// Compares candle's gradient with central differences at a few entries of every parameter.
@@ -70,7 +66,7 @@ fn cnn_gradients_match_finite_differences() {
 #[test]
 fn parameters_have_the_documented_order_and_number() {
     let mlp = Network::new(NetworkKind::Mlp, DType::F32, 0).unwrap();
-    let names: Vec<&str> = mlp.parameters().iter().map(|p| p.name.as_str()).collect();
+    let names: Vec<String> = mlp.parameters().into_iter().map(|p| p.name).collect();
     let expected = [
         "linear1.weight",
         "linear1.bias",
@@ -108,19 +104,18 @@ fn initial_weights_are_uniform_on_the_bound_of_pytorch() {
 }
 
 #[test]
-fn initialising_in_place_restores_everything_the_seed_decides() {
-    let network = Network::new(NetworkKind::Mlp, DType::F32, 5).unwrap();
+fn the_seed_decides_all_variables_and_training_mode_moves_the_running_averages() {
     let snapshot = |n: &Network| {
         let mut all: Vec<(String, Vec<f32>)> =
             n.tensors().into_iter().map(|(k, t)| (k, t.flatten_all().unwrap().to_vec1().unwrap())).collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));
         all
     };
-    let before = snapshot(&network);
-    network.training_loss(&batch(16, PIXELS, DType::F32)).unwrap();
-    assert_ne!(before, snapshot(&network), "training mode moves the running averages");
-    network.initialise(6).unwrap();
-    assert_ne!(before, snapshot(&network));
-    network.initialise(5).unwrap();
-    assert_eq!(before, snapshot(&network));
+    let network = |seed: u64| Network::new(NetworkKind::Mlp, DType::F32, seed).unwrap();
+    let first = network(5);
+    let before = snapshot(&first);
+    assert_eq!(before, snapshot(&network(5)));
+    assert_ne!(before, snapshot(&network(6)));
+    first.training_loss(&batch(16, PIXELS, DType::F32)).unwrap();
+    assert_ne!(before, snapshot(&first));
 }

@@ -1,7 +1,7 @@
 //! The optimizers RFD is compared with, each over its grid of learning rates.
 
-use candle_core::Var;
 use candle_core::backprop::GradStore;
+use candle_core::{Tensor, Var};
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW, SGD};
 
 use super::{Method, MethodStep};
@@ -42,7 +42,7 @@ pub enum Baseline {
 impl Baseline {
     /// The method of `setting` on the parameters of `network`.
     pub fn new(setting: Setting, network: &Network) -> Result<Self, CliError> {
-        let vars: Vec<Var> = network.parameters().iter().map(|p| p.var.clone()).collect();
+        let vars: Vec<Var> = network.parameters().into_iter().map(|p| p.var).collect();
         let lr = setting.learning_rate;
         Ok(if setting.method == "SGD" {
             Baseline::Sgd(SGD::new(vars, lr)?)
@@ -54,7 +54,7 @@ impl Baseline {
 }
 
 impl Method for Baseline {
-    fn step(&mut self, _loss: f64, gradients: &GradStore) -> Result<MethodStep, CliError> {
+    fn step(&mut self, _loss: &Tensor, gradients: &GradStore) -> Result<MethodStep, CliError> {
         match self {
             Baseline::Sgd(sgd) => sgd.step(gradients)?,
             Baseline::Adam(adam) => adam.step(gradients)?,

@@ -6,17 +6,19 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use candle_core::Device;
 use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::{AutoFit, EstimationError};
+use rfdescent_candle::NetworkSampler;
 use serde::{Deserialize, Serialize};
 
-use super::sampler::NetworkSampler;
-use crate::data::Dataset;
+use super::DTYPE;
+use crate::data::{Batch, Dataset, draw_batch};
 use crate::error::CliError;
 use crate::files;
 use crate::interrupt;
-use crate::network::{Network, NetworkKind};
+use crate::network::{Layers, NetworkKind};
 use crate::progress::Progress;
 
 /// Largest batch of a sample: the convolutional network takes 0.3 MB an image.
@@ -73,10 +75,9 @@ pub struct Fitted {
     pub warnings: Vec<String>,
 }
 
-/// Draws samples of `network`, whose parameters it overwrites, and fits the model.
+/// Draws samples of networks of this kind, and fits the model.
 pub fn fit(
     kind: NetworkKind,
-    network: &Network,
     data: &Dataset,
     options: &FitOptions,
     seed: u64,
@@ -98,7 +99,15 @@ pub fn fit(
         ..defaults
     };
     let bar = progress.bar(auto_fit.initial_budget, "auto-fit (images)");
-    let fitted = auto_fit.run(&mut NetworkSampler::new(network, data), &mut |at| {
+    let mut sampler = NetworkSampler::new(
+        DTYPE,
+        &Device::Cpu,
+        |vb| Layers::new(kind, vb),
+        |batch_size, rng| data.batch(&data.train, &draw_batch(data.train.len(), batch_size, rng), DTYPE),
+        |layers: &Layers, batch: &Batch| layers.training_loss(batch),
+        &auto_fit,
+    )?;
+    let fitted = auto_fit.run(&mut sampler, &mut |at| {
         bar.set_length(at.needed.unwrap_or(auto_fit.initial_budget).max(at.samples).min(auto_fit.max_budget));
         bar.set_position(at.samples);
         if let Some(relative_std) = at.relative_std {

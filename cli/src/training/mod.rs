@@ -4,13 +4,12 @@ pub mod baseline;
 pub mod evaluate;
 pub mod fit;
 pub mod report;
-pub mod rfd;
-mod sampler;
+mod rfd;
 
 use std::time::Instant;
 
-use candle_core::DType;
 use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -25,7 +24,7 @@ pub const DTYPE: DType = DType::F32;
 /// An optimizer, as the training loop sees it.
 pub trait Method {
     /// Moves the parameters.
-    fn step(&mut self, loss: f64, gradients: &GradStore) -> Result<MethodStep, CliError>;
+    fn step(&mut self, loss: &Tensor, gradients: &GradStore) -> Result<MethodStep, CliError>;
 }
 
 /// What a method tells about a step; all fields are empty for the baselines.
@@ -127,8 +126,8 @@ pub fn train(
             let batch = data.batch(&data.train, indices, DTYPE)?;
             let loss = network.training_loss(&batch)?;
             let gradients = loss.backward()?;
+            let taken = method.step(&loss, &gradients)?;
             let loss = f64::from(loss.to_scalar::<f32>()?);
-            let taken = method.step(loss, &gradients)?;
             skipped_in_a_row = if taken.skipped.is_some() { skipped_in_a_row + 1 } else { 0 };
             run.steps.push(StepRow {
                 step: run.steps.len() + 1,

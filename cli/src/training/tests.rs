@@ -4,10 +4,9 @@ use candle_core::DType;
 use indicatif::ProgressBar;
 use rfdescent::Moments;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::Options;
+use rfdescent_candle::{Config, Rfd};
 
 use super::baseline::{Baseline, Setting};
-use super::rfd::Rfd;
 use super::*;
 use crate::data::{Images, PIXELS, synthetic};
 use crate::network::NetworkKind;
@@ -38,6 +37,10 @@ fn model(network: &Network) -> Model {
     Model::new(Family::SquaredExponential, moments).unwrap()
 }
 
+fn rfd(network: &Network) -> Rfd {
+    Rfd::for_parameters(network.parameters(), Config::new(model(network))).unwrap()
+}
+
 #[test]
 fn the_mlp_learns_the_generated_classes_and_a_linear_classifier_much_less() {
     let data = synthetic::generate(0, 6000, 1000);
@@ -55,15 +58,14 @@ fn the_mlp_learns_the_generated_classes_and_a_linear_classifier_much_less() {
 #[test]
 fn rfd_learns_and_one_seed_gives_one_result() {
     let data = synthetic::generate(0, 4000, 500);
-    let network = Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap();
+    let network = || Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap();
     let once = || {
-        network.initialise(1).unwrap();
-        let mut rfd = Rfd::new(&network, model(&network), Options::default()).unwrap();
-        run(&network, &data, &mut rfd, schedule(3, 200)).unwrap()
+        let network = network();
+        run(&network, &data, &mut rfd(&network), schedule(3, 200)).unwrap()
     };
     let (first, second) = (once(), once());
     assert!(first.epochs[2].accuracy > 0.5, "{:?}", first.epochs);
-    assert!(first.epochs[2].validation_loss < 0.7 * model(&network).moments().mean);
+    assert!(first.epochs[2].validation_loss < 0.7 * model(&network()).moments().mean);
     let losses = |run: &Run| run.steps.iter().map(|row| row.loss.to_bits()).collect::<Vec<_>>();
     assert_eq!(losses(&first), losses(&second));
     let row = &first.steps[7];
@@ -82,10 +84,9 @@ fn training_stops_when_every_step_is_skipped() {
         synthetic::generate(0, 1, 10).validation,
     );
     let network = Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap();
-    let poisoned = &network.parameters()[0].var;
+    let poisoned = network.parameters()[0].var.clone();
     poisoned.set(&(poisoned.as_tensor() * f64::NAN).unwrap()).unwrap();
-    let mut rfd = Rfd::new(&network, model(&network), Options::default()).unwrap();
-    let error = run(&network, &data, &mut rfd, schedule(2, 10)).unwrap_err().to_string();
+    let error = run(&network, &data, &mut rfd(&network), schedule(2, 10)).unwrap_err().to_string();
     assert!(error.contains("step 4 of epoch 1") && error.contains("not finite"), "{error}");
 }
 
