@@ -26,7 +26,8 @@ pub fn device() -> Result<Device> {
                 .into(),
         ));
     }
-    let device = CurrentContext::get_device().map_err(|error| failed("the current context's device", error))?;
+    let device =
+        CurrentContext::get_device().map_err(|error| failed("the current context's device", error))?;
     if primary_context(device)? != current {
         return Err(Error::Device(
             "the current CUDA context is not the device's primary one; make it with `cust::quick_init()` or \
