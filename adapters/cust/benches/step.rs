@@ -2,27 +2,19 @@
 //! launch runs the step before it returns; what the adapter adds, making and checking tensors, is there alone in `refused`, whose
 //! last tensor does not fit. Bare steps and the adapter's are checked to give the same bits.
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use criterion::{Criterion, criterion_group, criterion_main};
 use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
-use rfdescent::covariance::{Family, Model};
+use rfdescent::DType;
 use rfdescent::optimizer::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, TensorSpec};
-use rfdescent::{DType, Moments};
 use rfdescent_cust::{Input, Optimizer, Tensor, device, stream};
 
-const COUNT: usize = 200;
+use support::model;
 
-fn model() -> Model {
-    let moments = Moments {
-        mean: 2.5,
-        variance: 0.01,
-        noise_variance: 0.9,
-        grad_variance: 5.0,
-        noise_grad_variance: 300.0,
-        dims: 1000,
-    };
-    Model::new(Family::SquaredExponential, moments).unwrap()
-}
+const COUNT: usize = 200;
 
 fn buffers(value: f32) -> Vec<DeviceBuffer<f32>> {
     (0..COUNT).map(|_| DeviceBuffer::from_slice(&[value]).unwrap()).collect()

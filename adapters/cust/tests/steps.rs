@@ -1,14 +1,17 @@
 //! Steps on buffers of cust, bit for bit against the library's CPU optimizer, and what is refused. On a GPU or on the fake
 //! driver of scripts/check-cust, whose GPU is the CPU.
 
+mod support;
+
 use cust::context::Context;
 use cust::memory::{CopyDestination, DeviceBox, DeviceBuffer};
 use cust::stream::{Stream, StreamFlags};
 use proptest::prelude::*;
-use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::{self, Group, Options, Outcome, SkipReason, StepInput, TensorSpec};
-use rfdescent::{DType, GradRef, Moments, ParamMut};
+use rfdescent::{DType, GradRef, ParamMut};
 use rfdescent_cust::{Element, Input, Optimizer, Tensor, stream};
+
+use support::model;
 
 /// A current context; or a message, where there is no device and none is required.
 fn context() -> Option<Context> {
@@ -24,18 +27,6 @@ fn context() -> Option<Context> {
 
 fn new_stream() -> Stream {
     Stream::new(StreamFlags::DEFAULT, None).unwrap()
-}
-
-fn model() -> Model {
-    let moments = Moments {
-        mean: 2.5,
-        variance: 0.01,
-        noise_variance: 0.9,
-        grad_variance: 5.0,
-        noise_grad_variance: 300.0,
-        dims: 1000,
-    };
-    Model::new(Family::SquaredExponential, moments).unwrap()
 }
 
 fn optimizer(specs: &[TensorSpec]) -> Optimizer {

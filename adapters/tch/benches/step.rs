@@ -1,25 +1,16 @@
 //! What a step through libtorch's tensors costs beside the bare one on slices: for tensors of one element, where there is little
 //! else, and for the tensors of two networks. Both are checked to give the same bits before they are timed.
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::{self, Options, Outcome, StepInput, TensorSpec};
-use rfdescent::{DType, GradRef, Moments, ParamMut};
+use rfdescent::{DType, GradRef, ParamMut};
 use rfdescent_tch::{Optimizer, Rfd};
-use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-fn model() -> Model {
-    let moments = Moments {
-        mean: 2.5,
-        variance: 0.01,
-        noise_variance: 0.9,
-        grad_variance: 5.0,
-        noise_grad_variance: 300.0,
-        dims: 1000,
-    };
-    Model::new(Family::SquaredExponential, moments).unwrap()
-}
+use support::{model, store};
 
 /// The same numbers as slices and as variables of a store.
 struct Pair {
@@ -33,7 +24,7 @@ struct Pair {
 
 impl Pair {
     fn new(lengths: &[usize]) -> Self {
-        let store = VarStore::new(Device::Cpu);
+        let store = store();
         let gradients: Vec<Vec<f32>> =
             lengths.iter().map(|&len| (0..len).map(|i| (i % 97) as f32 / 50.0 - 0.9).collect()).collect();
         let variables: Vec<Tensor> = (lengths.iter().enumerate())
