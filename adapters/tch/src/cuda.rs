@@ -60,7 +60,8 @@ impl Cuda {
         // SAFETY: `place` has checked that parameters and gradients are dense tensors of this length and format on this
         // device. libtorch gives memory that was freed to later work of the same stream only, so gradients, copies and
         // scalars may be dropped before the step has run. libtorch's streams are those of the primary context.
-        Ok(unsafe { self.optimizer.step(&tensors, &device_input, stream)? })
+        unsafe { self.optimizer.step(&tensors, &device_input, stream)? };
+        Ok(())
     }
 
     /// libtorch's current stream on the device.

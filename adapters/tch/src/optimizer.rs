@@ -18,7 +18,7 @@ use crate::parameter::{Parameter, Place};
 /// Where steps run.
 #[derive(Debug)]
 pub(crate) enum Backend {
-    Cpu(Cpu),
+    Cpu(Box<Cpu>),
     Cuda(Box<Cuda>),
 }
 
@@ -54,10 +54,10 @@ impl fmt::Debug for Optimizer {
 macro_rules! on_backend {
     ($self:ident.$method:ident($($argument:expr),*)) => {
         match &mut $self.backend {
-            Backend::Cpu(cpu) => Ok(cpu.optimizer.$method($($argument),*)?),
+            Backend::Cpu(cpu) => cpu.optimizer.$method($($argument),*).map_err(Error::from),
             Backend::Cuda(cuda) => {
                 let stream = cuda.stream()?;
-                Ok(cuda.optimizer.$method($($argument,)* stream)?)
+                cuda.optimizer.$method($($argument,)* stream).map_err(Error::from)
             }
         }
     };

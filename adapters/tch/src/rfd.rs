@@ -130,7 +130,8 @@ fn longest_prefix(prefixes: &[(String, Group)], name: &str) -> Option<usize> {
 
 fn backend(model: Model, options: Options, specs: Vec<TensorSpec>, device: Device) -> Result<Backend> {
     let Device::Cuda(ordinal) = device else {
-        return Ok(Backend::Cpu(Cpu::new(optimizer::Optimizer::new(model, options, specs)?)));
+        let optimizer = optimizer::Optimizer::new(model, options, specs)?;
+        return Ok(Backend::Cpu(Box::new(Cpu::new(optimizer))));
     };
     let device = rfdescent::cuda::device(ordinal)?;
     let optimizer = DeviceOptimizer::new(model, options, specs, &device)?;

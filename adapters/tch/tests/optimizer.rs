@@ -107,12 +107,12 @@ fn steps_that_can_not_be_taken_change_nothing_and_say_why() {
 fn groups_come_from_the_store_and_from_names() {
     let store = store();
     let root = store.root();
-    root.set_group(1).add("a", Tensor::from_slice(&[1.0_f32]), true);
+    let _ = root.set_group(1).add("a", Tensor::from_slice(&[1.0_f32]), true);
     for path in ["head", "header"] {
-        (root.set_group(1) / path).add("weight", Tensor::from_slice(&[1.0_f32]), true);
+        let _ = (root.set_group(1) / path).add("weight", Tensor::from_slice(&[1.0_f32]), true);
     }
-    (&root / "head" / "deep").add("bias", Tensor::from_slice(&[1.0_f32]), true);
-    root.add("b", Tensor::from_slice(&[1.0_f32]), true);
+    let _ = (&root / "head" / "deep").add("bias", Tensor::from_slice(&[1.0_f32]), true);
+    let _ = root.add("b", Tensor::from_slice(&[1.0_f32]), true);
     let group = |multiplier| Group { multiplier, ..Group::default() };
     let options = Options { groups: vec![group(1.0), group(2.0)], ..Options::default() };
     let mut optimizer = Rfd::new(model())
@@ -201,7 +201,7 @@ fn a_saved_state_goes_on_as_if_there_had_been_no_break() {
     assert_eq!(optimizer.report().unwrap(), resumed.report().unwrap());
 
     let other = store();
-    variable(&other, "other", &[1.0, 2.0]);
+    let _ = variable(&other, "other", &[1.0, 2.0]);
     let mut wrong = Rfd::new(model()).options(decay()).build(&other).unwrap();
     let message = wrong.load_state(&path).unwrap_err().to_string();
     assert!(message.contains("`a`") && message.contains("`other`"), "{message}");
@@ -211,7 +211,7 @@ fn a_saved_state_goes_on_as_if_there_had_been_no_break() {
 /// The message of building an optimizer for one variable.
 fn refusal(tensor: Tensor) -> String {
     let store = store();
-    (store.root() / "layer").add("w", tensor, true);
+    let _ = (store.root() / "layer").add("w", tensor, true);
     Rfd::new(model()).build(&store).unwrap_err().to_string()
 }
 
@@ -245,24 +245,24 @@ fn variables_that_steps_can_not_change_are_refused_by_name() {
 fn stores_that_do_not_fit_are_refused() {
     let message = |store: &nn::VarStore, rfd: Rfd| rfd.build(store).unwrap_err().to_string();
     let empty = store();
-    empty.root().add("mean", Tensor::from_slice(&[1.0_f32]), false);
+    let _ = empty.root().add("mean", Tensor::from_slice(&[1.0_f32]), false);
     assert!(message(&empty, Rfd::new(model())).contains("no trainable variables"));
 
     let tied = store();
     let a = variable(&tied, "a", &[1.0, 2.0]);
-    tied.root().add("b", a.shallow_clone(), true);
+    let _ = tied.root().add("b", a.shallow_clone(), true);
     assert!(message(&tied, Rfd::new(model())).contains("`a`: is added twice"));
 
     let overlapping = store();
     let memory = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0]);
-    overlapping.root().add("a", memory.narrow(0, 0, 3).detach(), true);
-    overlapping.root().add("b", memory.narrow(0, 2, 2).detach(), true);
+    let _ = overlapping.root().add("a", memory.narrow(0, 0, 3).detach(), true);
+    let _ = overlapping.root().add("b", memory.narrow(0, 2, 2).detach(), true);
     let text = message(&overlapping, Rfd::new(model()));
     assert!(text.contains("`b`: shares memory with `a`"), "{text}");
 
     let store = store();
     let path = store.root().set_group(3) / "layer";
-    path.add("w", Tensor::from_slice(&[1.0_f32]), true);
+    let _ = path.add("w", Tensor::from_slice(&[1.0_f32]), true);
     let text = message(&store, Rfd::new(model()));
     assert!(text.contains("`layer.w`") && text.contains("group 3"), "{text}");
     let text =
@@ -308,7 +308,7 @@ fn changes_of_the_store_are_noticed() {
     assert!(message.contains("`a`") && message.contains("f32") && message.contains("Double"), "{message}");
     store.float();
     optimizer.step(&loss(2.0)).unwrap();
-    variable(&store, "b", &[1.0]);
+    let _ = variable(&store, "b", &[1.0]);
     let message = optimizer.step(&loss(2.0)).unwrap_err().to_string();
     assert!(message.contains("made for 1"), "{message}");
     assert!(optimizer.zero_grad().is_err() && optimizer.backward_step(&loss(2.0)).is_err());
