@@ -1,0 +1,185 @@
+"""Training on several processes: DDP, FSDP2 (`fully_shard`) and tensor parallel, and mixtures of them.
+
+Each process sums the squares of the gradients it holds; the sums and the loss are added up over the processes in one
+all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts once: on the first
+that has it. Parameters of other processes need not exist here, as with pipelines, if all are named
+(``RFD(model.named_parameters(), ...)``).
+
+The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs; give the
+batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+from ._engine import Engine, Scalars, StepReport, TensorPlace
+from ._library import ffi
+
+__all__ = ["Reduction", "as_local", "as_sharded", "local_gradient"]
+
+
+def _shard(param: Tensor) -> tuple[int, ...]:
+    """Which part of the whole this process holds: its coordinates in the dimensions of the mesh that are sharded."""
+    if not isinstance(param, DTensor):
+        return ()
+    coordinate = param.device_mesh.get_coordinate() or []
+    return tuple(place for place, placement in zip(coordinate, param.placements) if placement.is_shard())
+
+
+def _offset(param: Tensor) -> int:
+    """A place in the whole tensor for this part, such that those of different parts do not overlap.
+
+    For a tensor that is split along its first dimension once it is that of its first element.
+    """
+    if not isinstance(param, DTensor):
+        return 0
+    sizes = list(param.shape)
+    number = 0
+    coordinate = param.device_mesh.get_coordinate() or []
+    for dim, (place, placement) in enumerate(zip(coordinate, param.placements)):
+        if isinstance(placement, Shard):
+            parts = param.device_mesh.size(dim)
+            sizes[placement.dim] = -(-sizes[placement.dim] // parts)
+            number = number * parts + place
+    return number * prod(sizes)
+
+
+@dataclass
+class Reduction:
+    """What the processes of a group do together in a step.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        The processes.
+    places : list of TensorPlace
+        This process's tensors, those that count in its part of the norm marked.
+    """
+
+    group: dist.ProcessGroup
+    places: list[TensorPlace]
+    buffer: Tensor | None = None
+
+    @classmethod
+    def over(
+        cls, group: Any, params: Sequence[Tensor], places: Sequence[TensorPlace], settings: Any
+    ) -> Reduction | None:
+        """The reduction over a process group; None when this process trains alone.
+
+        Collective. `settings` must be equal in all processes.
+        """
+        if group == "auto":
+            if not (dist.is_available() and dist.is_initialized()):
+                group = None
+            else:
+                group = dist.group.WORLD
+        if group is None:
+            whole = next((place.name for place, param in zip(places, params) if isinstance(param, DTensor)), None)
+            if whole is not None:
+                raise ValueError(f"tensor `{whole}` is a DTensor, but process_group is None; leave it out or give the group")
+            return None
+        held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, (settings, held), group=group)
+        rank = dist.get_rank(group)
+        for other, (theirs, _) in enumerate(gathered):
+            if theirs != gathered[0][0]:
+                raise RuntimeError(
+                    f"covariance model or options of process {other} differ from those of process 0; fit once and share the "
+                    "model, for example through a file"
+                )
+        earlier = {key for _, keys in gathered[:rank] for key in keys}
+        return cls(
+            group,
+            [
+                place._replace(in_norm=key not in earlier, offset=_offset(param))
+                for place, key, param in zip(places, held, params)
+            ],
+        )
+
+    def step(self, engine: Engine, scalars: Scalars) -> StepReport | None:
+        """A step of all processes."""
+        device = engine.device
+        if self.buffer is None:
+            # Squared norm, the same with length-scale factors, loss, found_inf.
+            self.buffer = torch.empty(4, dtype=torch.float64, device=device)
+        buffer = self.buffer
+        norm = engine.squared_norm()
+        buffer[:2].copy_(_two_doubles(norm, device))
+        buffer[2] = scalars.loss
+        buffer[2] /= dist.get_world_size(self.group)
+        buffer[3] = 0.0 if scalars.found_inf is None else scalars.found_inf
+        dist.all_reduce(buffer, group=self.group)
+        if device.type == "cpu":
+            _, _, loss, found_inf = buffer.tolist()
+        else:
+            loss, found_inf = buffer[2], buffer[3].to(torch.float32)
+        return engine.step(Scalars(loss, scalars.grad_scale, found_inf), norm=buffer)
+
+
+class _DeviceMemory:
+    """Device memory of the library, as torch.as_tensor takes it without a copy."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (2,),
+            "typestr": "<f8",
+            "data": (address, True),
+            "version": 2,
+        }
+
+
+def _two_doubles(pointer: Any, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64)
+    return torch.as_tensor(_DeviceMemory(int(ffi.cast("uintptr_t", pointer))), device=device)
+
+
+def local_gradient(name: str, param: Tensor) -> Tensor:
+    """This process's part of a parameter's gradient, laid out as the parameter is."""
+    grad = param.grad
+    assert grad is not None
+    if not isinstance(param, DTensor):
+        if isinstance(grad, DTensor):
+            raise ValueError(f"tensor `{name}` is no DTensor but its gradient is; set param.grad = param.grad.full_tensor()")
+        return grad
+    if not isinstance(grad, DTensor):
+        raise ValueError(f"tensor `{name}` is a DTensor but its gradient is not; keep the gradient that backward() made")
+    if grad.placements != param.placements:
+        if not any(isinstance(placement, Partial) for placement in grad.placements):
+            raise ValueError(
+                f"tensor `{name}` is placed as {param.placements} but its gradient as {grad.placements}; set param.grad = "
+                "param.grad.redistribute(placements=param.placements)"
+            )
+        # Sums that autograd has left for the optimizer to add up.
+        grad = grad.redistribute(placements=param.placements)
+    return grad.to_local()
+
+
+def as_sharded(values: Tensor, param: Tensor) -> Tensor:
+    """A buffer of this process's part of a parameter, as a part of the whole."""
+    if not isinstance(param, DTensor) or isinstance(values, DTensor):
+        return values
+    return DTensor.from_local(
+        values, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+def as_local(name: str, kind: str, values: Tensor, param: Tensor) -> Tensor:
+    """This process's part of a buffer: of a DTensor placed like its parameter, or of a whole tensor."""
+    if not isinstance(param, DTensor):
+        return values.full_tensor() if isinstance(values, DTensor) else values
+    if not isinstance(values, DTensor):
+        values = distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
+    elif values.placements != param.placements:
+        values = values.redistribute(placements=param.placements)
+    return values.to_local()
