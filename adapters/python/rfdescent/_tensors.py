@@ -103,6 +103,7 @@ class Table:
 
     def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
         self.names = list(names)
+        self.shapes = [param.shape for param in params]
         self.strides = [param.stride() for param in params]
         self.counts = [param.numel() for param in params]
         self.dtypes = [param.dtype for param in params]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from ._library import buffer, check, ffi, lib, path, struct, text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["IsotropicCovariance", "Matern", "RationalQuadratic", "Regression", "SquaredExponential"]
 

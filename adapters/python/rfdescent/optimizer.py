@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 
 from . import sharded
 from ._engine import MODES, Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
 from ._state import State
 from ._tensors import DEVICES, FORMATS, check_parameter
 from .covariance import IsotropicCovariance
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["RFD"]
 
@@ -80,8 +81,9 @@ class RFD(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    # What torch.optim.Optimizer's constructor asks for before they are made.
     _engine: Engine | None = None
+    _reduction: sharded.Reduction | None = None
+    _OWN = ("covariance_model", "_mode", "_max_step_size", "_master_weights", "_stochastic_rounding", "_process_group")
 
     def __init__(
         self,
@@ -120,7 +122,6 @@ class RFD(torch.optim.Optimizer):
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
-        self._reduction: sharded.Reduction | None = None
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -132,26 +133,26 @@ class RFD(torch.optim.Optimizer):
             "learning_rate": None,
         }
         super().__init__(params, defaults)
-        validate(*self._options())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, from the next step on; those there are keep their state."""
         self._retire()
+        self._reduction = None
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        added = len(self.param_groups) - 1
         try:
+            validate(*self._options())
             devices = {}
-            for name, param in zip(self._names(), self._parameters()):
-                if not _is_later(param):
-                    check_parameter(name, _local(param))
-                    devices[param.device] = name
+            for index in {0, added}:
+                for name, param in zip(self._group_names(index), self.param_groups[index]["params"]):
+                    if not _is_later(param):
+                        check_parameter(name, sharded.local(param))
+                        devices[param.device] = name
             _one_device(devices)
-            if len(self.param_groups) > 1:
-                self._options()
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
-        for param in group["params"]:
+        for param in self.param_groups[added]["params"]:
             # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
             self.state[param] = {}
 
@@ -196,12 +197,22 @@ class RFD(torch.optim.Optimizer):
         return loss
 
     def _step(self, loss: Tensor | float) -> None:
-        params = [_local(param) for param in self._parameters()]
-        engine = self._ready(params)
-        engine.table.place_grads(params, self._gradients())
-        scale, found_inf = (_plain(getattr(self, name, None)) for name in ("grad_scale", "found_inf"))
-        scalars = Scalars(*(_where(value, name, engine.device) for value, name in (
-            (loss, "loss"), (scale, "grad_scale"), (found_inf, "found_inf"))))
+        parameters = self._parameters()
+        params = parameters
+        if any(map(sharded.is_sharded, parameters)):
+            params = [sharded.local(param) for param in parameters]
+        engine = self._ready(parameters, params)
+        if params is parameters:
+            grads = [param.grad for param in parameters]
+        else:
+            grads = [sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)]
+        engine.table.place_grads(params, grads)
+        device = engine.device
+        scalars = Scalars(
+            _where(loss, "loss", device),
+            _where(sharded.whole(getattr(self, "grad_scale", None)), "grad_scale", device),
+            _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
+        )
         report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
         if report is not None:
             for group, settings in zip(self.param_groups, engine.groups):
@@ -233,36 +244,33 @@ class RFD(torch.optim.Optimizer):
     def _parameters(self) -> list[Tensor]:
         return [param for group in self.param_groups for param in group["params"]]
 
-    def _names(self) -> list[str]:
-        """Of all parameters: those given, or where they stand."""
-        names = [
-            name
-            for index, group in enumerate(self.param_groups)
-            for name in group.get("param_names")
-            or [f"param_groups[{index}]['params'][{k}]" for k in range(len(group["params"]))]
+    def _group_names(self, index: int) -> list[str]:
+        """Of one group's parameters: those given, or where they stand."""
+        group = self.param_groups[index]
+        return group.get("param_names") or [
+            f"param_groups[{index}]['params'][{k}]" for k in range(len(group["params"]))
         ]
+
+    def _names(self) -> list[str]:
+        """Of all parameters, each another one."""
+        names = [name for index in range(len(self.param_groups)) for name in self._group_names(index)]
         repeated = {name for name, times in Counter(names).items() if times > 1}
         return [f"{name} ({position})" if name in repeated else name for position, name in enumerate(names)]
-
-    def _gradients(self) -> list[Tensor | None]:
-        if self._reduction is None:
-            return [param.grad for param in self._parameters()]
-        return [
-            None if param.grad is None else sharded.local_gradient(name, param)
-            for name, param in zip(self._names(), self._parameters())
-        ]
 
     def _options(self) -> tuple[Settings, list[GroupSettings]]:
         """The library's options for the groups as they are now."""
         groups = self.param_groups
         rates = [_number(group, "lr") for group in groups]
-        largest = max(rates, default=1.0)
+        for rate in rates:
+            if not 0 <= rate < float("inf"):
+                raise ValueError(f"lr = {rate} must be finite and not negative")
+        largest = max(rates)
         shared = {}
         for key in ("b_size_inv", "conservatism"):
             values = {_number(group, key) for group in groups}
             if len(values) > 1:
                 raise ValueError(f"{key} differs between the groups, which share one step size: {sorted(values)}")
-            shared[key] = values.pop() if values else 0.0
+            shared[key] = values.pop()
         if shared["b_size_inv"] > 1:
             raise ValueError(f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself")
         settings = Settings(
@@ -277,7 +285,7 @@ class RFD(torch.optim.Optimizer):
         )
         return settings, [
             GroupSettings(
-                multiplier=rate / largest if largest > 0 else (1.0 if rate == largest else rate),
+                multiplier=rate / largest if largest > 0 else 1.0,
                 momentum=_number(group, "momentum"),
                 weight_decay=_number(group, "weight_decay"),
                 length_scale_factor=_number(group, "length_scale_factor"),
@@ -286,8 +294,8 @@ class RFD(torch.optim.Optimizer):
             for group, rate in zip(groups, rates)
         ]
 
-    def _ready(self, params: list[Tensor]) -> Engine:
-        """The engine for the parameters and settings as they are now."""
+    def _ready(self, parameters: list[Tensor], params: list[Tensor]) -> Engine:
+        """The engine for the settings as they are now and this process's parts `params` of the parameters."""
         settings, groups = self._options()
         engine = self._engine
         if engine is not None:
@@ -296,13 +304,17 @@ class RFD(torch.optim.Optimizer):
                 engine.configure(settings, groups)
                 return engine
             self._retire()
-        return self._build(settings, groups, params)
+        return self._build(settings, groups, parameters, params)
 
-    def _build(self, settings: Settings, groups: list[GroupSettings], params: list[Tensor]) -> Engine:
+    def _build(
+        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
+    ) -> Engine:
         names = self._names()
         for name, param in zip(names, params):
             if _is_later(param):
-                raise ValueError(f"tensor `{name}` is on the device meta or not initialised; give it memory before the first step")
+                raise ValueError(
+                    f"tensor `{name}` is on the device meta or not initialised; give it memory before the first step"
+                )
             check_parameter(name, param)
         device = _one_device({param.device: name for name, param in zip(names, params)})
         if device.type not in DEVICES:
@@ -311,16 +323,16 @@ class RFD(torch.optim.Optimizer):
             raise RuntimeError("the first step allocates memory: take one step before capturing a CUDA graph")
         owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
         places = [TensorPlace(name, owner) for name, owner in zip(names, owners)]
-        self._reduction = sharded.Reduction.over(
-            self._process_group, self._parameters(), places, (self.covariance_model.to_json(), settings[1:], groups)
-        )
+        if self._reduction is None:
+            common = (self.covariance_model.to_json(), settings[1:], groups)
+            self._reduction = sharded.Reduction.over(self._process_group, parameters, places, common)
         if self._reduction is not None:
             places = self._reduction.places
         engine = Engine(settings, groups, places, params)
-        state = self._pending(params)
+        state = self._pending(parameters, params)
         if state is not None:
             engine.set_state(state, params)
-        for param in self._parameters():
+        for param in parameters:
             self.state[param] = {}
         self._engine = engine
         return engine
@@ -333,7 +345,6 @@ class RFD(torch.optim.Optimizer):
             for param, entry in self._export().items():
                 self.state[param] = entry
             self._engine = None
-            self._reduction = None
 
     def _counts(self) -> tuple[int, int]:
         entries = [entry for entry in self.state.values() if "step" in entry]
@@ -356,13 +367,15 @@ class RFD(torch.optim.Optimizer):
             for param in group["params"]:
                 if _is_later(param):
                     continue
-                local = _local(param)
+                local = sharded.local(param)
                 entry = {"step": torch.tensor(float(applied)), "skipped": torch.tensor(float(skipped))}
                 buffers: dict[str, Tensor | None] = {}
                 if engine is not None:
+                    # As the parameter lay in the last step, which need not be how it lies now.
+                    shape, strides = engine.table.shapes[position], engine.table.strides[position]
                     buffers = {
-                        "velocity": _shaped(flat.velocities[position], local),
-                        "master": _shaped(flat.masters[position], local),
+                        kind: None if values[position] is None else values[position].as_strided(shape, strides).to(local.device)
+                        for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
                     }
                 else:
                     buffers = {key: self.state[param].get(key) for key in ("velocity", "master")}
@@ -378,12 +391,12 @@ class RFD(torch.optim.Optimizer):
                 position += 1
         return entries
 
-    def _pending(self, params: list[Tensor]) -> State | None:
+    def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
         """What self.state holds, as the library takes it; None when there is nothing."""
         velocities: list[Tensor | None] = []
         masters: list[Tensor | None] = []
         groups = [group for group in self.param_groups for _ in group["params"]]
-        for name, group, param, local in zip(self._names(), groups, self._parameters(), params):
+        for name, group, param, local in zip(self._names(), groups, parameters, params):
             entry = self.state.get(param, {})
             velocity = entry.get("velocity") if group["momentum"] > 0 else None
             master = entry.get("master") if self._master_weights and _is_half(local) else None
@@ -422,11 +435,11 @@ class RFD(torch.optim.Optimizer):
 
         before = self.register_load_state_dict_pre_hook(keep)
         after = self.register_load_state_dict_post_hook(restore, prepend=True)
-        previous = (self._engine, self._reduction, self.state, self.param_groups)
+        previous = (self._engine, self.state, self.param_groups)
         try:
             super().load_state_dict(state_dict)
         except Exception:
-            self._engine, self._reduction, self.state, self.param_groups = previous
+            self._engine, self.state, self.param_groups = previous
             raise
         finally:
             before.remove()
@@ -453,14 +466,11 @@ class RFD(torch.optim.Optimizer):
             state[param] = entry
         self.state = type(self.state)(dict, state)
         self._engine = None
-        self._reduction = None
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: without the library's handle."""
-        attributes = {
-            key: value for key, value in self.__dict__.items() if key not in ("_engine", "_reduction") and "hook" not in key
-        }
-        return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export()), "_reduction": None}
+        attributes = {key: self.__dict__[key] for key in self._OWN}
+        return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
 
 
 def _number(group: dict[str, Any], key: str) -> float:
@@ -489,17 +499,8 @@ def _one_device(names: dict[torch.device, str]) -> torch.device:
     return next(iter(names), torch.device("cpu"))
 
 
-def _local(param: Tensor) -> Tensor:
-    return param.to_local() if isinstance(param, DTensor) else param
-
-
-def _plain(value: Any) -> Any:
-    """A scalar of all processes as a tensor of this one."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
 def _loss(loss: Any) -> Tensor | float:
-    loss = _plain(loss)
+    loss = sharded.whole(loss)
     if isinstance(loss, Tensor):
         if loss.numel() != 1:
             raise ValueError(f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number")
@@ -528,16 +529,13 @@ def _velocity_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype is torch.float64 else torch.float32
 
 
-def _shaped(flat: Tensor | None, param: Tensor) -> Tensor | None:
-    """A flat buffer in the order of the parameter's memory, with its shape and on its device."""
-    return None if flat is None else flat.as_strided(param.shape, param.stride()).to(param.device)
-
-
 def _flat(name: str, kind: str, values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The reverse of `_shaped`."""
+    """A buffer as the library takes it: flat, in the order of the parameter's memory."""
     if values is None:
         return None
-    values = sharded.as_local(name, kind, values, param)
-    local = _local(param)
+    values = sharded.part(values, param)
+    local = sharded.local(param)
+    if values.shape != local.shape:
+        raise ValueError(f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}")
     ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype).copy_(values)
     return ordered.as_strided((local.numel(),), (1,))

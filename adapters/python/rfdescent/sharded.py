@@ -11,25 +11,46 @@ batch size of all. Norm lock is refused: a shard does not know the norm of its t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from ._engine import Engine, Scalars, StepReport, TensorPlace
 from ._library import ffi
 
-__all__ = ["Reduction", "as_local", "as_sharded", "local_gradient"]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
+
+__all__ = ["Reduction", "as_sharded", "is_sharded", "local", "local_gradient", "part", "whole"]
+
+
+def is_sharded(value: Any) -> TypeIs[DTensor]:
+    """Whether this is a DTensor."""
+    # None can exist before its module is imported, which takes a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(param: Tensor) -> Tensor:
+    """This process's part of a parameter, in place."""
+    return param.to_local() if is_sharded(param) else param
+
+
+def whole(value: Any) -> Any:
+    """A scalar of all processes as a tensor of this one."""
+    return value.full_tensor() if is_sharded(value) else value
 
 
 def _shard(param: Tensor) -> tuple[int, ...]:
     """Which part of the whole this process holds: its coordinates in the dimensions of the mesh that are sharded."""
-    if not isinstance(param, DTensor):
+    if not is_sharded(param):
         return ()
     coordinate = param.device_mesh.get_coordinate() or []
     return tuple(place for place, placement in zip(coordinate, param.placements) if placement.is_shard())
@@ -40,13 +61,13 @@ def _offset(param: Tensor) -> int:
 
     For a tensor that is split along its first dimension once it is that of its first element.
     """
-    if not isinstance(param, DTensor):
+    if not is_sharded(param):
         return 0
     sizes = list(param.shape)
     number = 0
     coordinate = param.device_mesh.get_coordinate() or []
     for dim, (place, placement) in enumerate(zip(coordinate, param.placements)):
-        if isinstance(placement, Shard):
+        if placement.is_shard():
             parts = param.device_mesh.size(dim)
             sizes[placement.dim] = -(-sizes[placement.dim] // parts)
             number = number * parts + place
@@ -77,15 +98,16 @@ class Reduction:
 
         Collective. `settings` must be equal in all processes.
         """
-        if group == "auto":
-            if not (dist.is_available() and dist.is_initialized()):
-                group = None
-            else:
-                group = dist.group.WORLD
+        if isinstance(group, str):
+            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         if group is None:
-            whole = next((place.name for place, param in zip(places, params) if isinstance(param, DTensor)), None)
-            if whole is not None:
-                raise ValueError(f"tensor `{whole}` is a DTensor, but process_group is None; leave it out or give the group")
+            for place, param in zip(places, params):
+                if is_sharded(param) and param.device_mesh.size() > 1:
+                    raise ValueError(
+                        f"tensor `{place.name}` is a DTensor of several processes, but process_group is None; leave it out, "
+                        "or give their group"
+                    )
+        if group is None or dist.get_world_size(group) == 1:
             return None
         held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
         gathered: list[Any] = [None] * dist.get_world_size(group)
@@ -144,18 +166,19 @@ def _two_doubles(pointer: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(_DeviceMemory(int(ffi.cast("uintptr_t", pointer))), device=device)
 
 
-def local_gradient(name: str, param: Tensor) -> Tensor:
-    """This process's part of a parameter's gradient, laid out as the parameter is."""
+def local_gradient(name: str, param: Tensor) -> Tensor | None:
+    """This process's part of a parameter's gradient, laid out as the parameter is; None when there is none."""
     grad = param.grad
-    assert grad is not None
-    if not isinstance(param, DTensor):
-        if isinstance(grad, DTensor):
+    if grad is None:
+        return None
+    if not is_sharded(param):
+        if is_sharded(grad):
             raise ValueError(f"tensor `{name}` is no DTensor but its gradient is; set param.grad = param.grad.full_tensor()")
         return grad
-    if not isinstance(grad, DTensor):
+    if not is_sharded(grad):
         raise ValueError(f"tensor `{name}` is a DTensor but its gradient is not; keep the gradient that backward() made")
     if grad.placements != param.placements:
-        if not any(isinstance(placement, Partial) for placement in grad.placements):
+        if not any(placement.is_partial() for placement in grad.placements):
             raise ValueError(
                 f"tensor `{name}` is placed as {param.placements} but its gradient as {grad.placements}; set param.grad = "
                 "param.grad.redistribute(placements=param.placements)"
@@ -167,18 +190,22 @@ def local_gradient(name: str, param: Tensor) -> Tensor:
 
 def as_sharded(values: Tensor, param: Tensor) -> Tensor:
     """A buffer of this process's part of a parameter, as a part of the whole."""
-    if not isinstance(param, DTensor) or isinstance(values, DTensor):
+    if not is_sharded(param) or is_sharded(values):
         return values
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         values, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
 
 
-def as_local(name: str, kind: str, values: Tensor, param: Tensor) -> Tensor:
-    """This process's part of a buffer: of a DTensor placed like its parameter, or of a whole tensor."""
-    if not isinstance(param, DTensor):
-        return values.full_tensor() if isinstance(values, DTensor) else values
-    if not isinstance(values, DTensor):
+def part(values: Tensor, param: Tensor) -> Tensor:
+    """This process's part of a buffer: of a DTensor, or of a whole tensor."""
+    if not is_sharded(param):
+        return whole(values)
+    if not is_sharded(values):
+        from torch.distributed.tensor import distribute_tensor
+
         values = distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
     elif values.placements != param.placements:
         values = values.redistribute(placements=param.placements)
