@@ -83,6 +83,8 @@ class RFD(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     _engine: Engine | None = None
     _reduction: sharded.Reduction | None = None
+    # Whether self.state has a copy of the engine's.
+    _shown = False
     _OWN = ("covariance_model", "_mode", "_max_step_size", "_master_weights", "_stochastic_rounding", "_process_group")
 
     def __init__(
@@ -302,6 +304,8 @@ class RFD(torch.optim.Optimizer):
             same = engine.settings.fixed() == settings.fixed() and len(engine.groups) == len(groups)
             if same and engine.table.describes(params):
                 engine.configure(settings, groups)
+                if self._shown:
+                    self._hide_state()
                 return engine
             self._retire()
         return self._build(settings, groups, parameters, params)
@@ -332,9 +336,8 @@ class RFD(torch.optim.Optimizer):
         state = self._pending(parameters, params)
         if state is not None:
             engine.set_state(state, params)
-        for param in parameters:
-            self.state[param] = {}
         self._engine = engine
+        self._hide_state()
         return engine
 
     # State: velocities and master weights are the engine's; without one they lie in self.state as `state_dict` gives them.
@@ -342,8 +345,7 @@ class RFD(torch.optim.Optimizer):
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
         if self._engine is not None:
-            for param, entry in self._export().items():
-                self.state[param] = entry
+            self._show_state()
             self._engine = None
 
     def _counts(self) -> tuple[int, int]:
@@ -413,12 +415,19 @@ class RFD(torch.optim.Optimizer):
         Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum, and ``master`` with
         master weights. Copies are made. On a CUDA device it waits for the steps.
         """
-        kept = self.state
-        self.state = type(kept)(dict, self._export())
-        try:
-            return super().state_dict()
-        finally:
-            self.state = kept
+        self._show_state()
+        return super().state_dict()
+
+    def _show_state(self) -> None:
+        """Copies the engine's state to self.state, where torch.distributed.checkpoint looks too, until the next step."""
+        self.state = type(self.state)(dict, self._export())
+        self._shown = True
+
+    def _hide_state(self) -> None:
+        for param in self._parameters():
+            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
+            self.state[param] = {}
+        self._shown = False
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` gave, or that of the published package pyrfd.
@@ -452,17 +461,22 @@ class RFD(torch.optim.Optimizer):
             group.pop("cov", None)
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
-        self._options()
+        validate(*self._options())
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
             entry = dict(loaded["state"].get(key, {}))
             for kind in ("velocity", "master"):
-                if entry.get(kind) is not None and entry[kind].shape != param.shape:
+                values = entry.get(kind)
+                if values is None:
+                    continue
+                if values.shape != param.shape:
                     raise ValueError(
-                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} {tuple(entry[kind].shape)}; "
+                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} {tuple(values.shape)}; "
                         "load the state into an optimizer for the same parameters"
                     )
+                # Whose it is may go on changing it.
+                entry[kind] = values.clone()
             state[param] = entry
         self.state = type(self.state)(dict, state)
         self._engine = None
