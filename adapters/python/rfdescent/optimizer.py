@@ -198,10 +198,11 @@ class RFD(torch.optim.Optimizer):
             self._step(_loss(loss))
         return loss
 
+    @torch.compiler.disable
     def _step(self, loss: Tensor | float) -> None:
         parameters = self._parameters()
         params = parameters
-        if any(map(sharded.is_sharded, parameters)):
+        if sharded.any_sharded(parameters):
             params = [sharded.local(param) for param in parameters]
         engine = self._ready(parameters, params)
         if params is parameters:

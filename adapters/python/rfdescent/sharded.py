@@ -12,7 +12,7 @@ batch size of all. Norm lock is refused: a shard does not know the norm of its t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,19 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-__all__ = ["Reduction", "as_sharded", "is_sharded", "local", "local_gradient", "part", "whole"]
+__all__ = ["Reduction", "any_sharded", "as_sharded", "is_sharded", "local", "local_gradient", "part", "whole"]
+
+
+def any_sharded(values: Iterable[Any]) -> bool:
+    """Whether there is a DTensor among these."""
+    # None can exist before its module is imported, which takes a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
 
 
 def is_sharded(value: Any) -> TypeIs[DTensor]:
     """Whether this is a DTensor."""
-    # None can exist before its module is imported, which takes a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    return any_sharded((value,))
 
 
 def local(param: Tensor) -> Tensor:
