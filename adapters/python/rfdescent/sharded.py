@@ -58,7 +58,7 @@ def _shard(param: Tensor) -> tuple[int, ...]:
     if not is_sharded(param):
         return ()
     coordinate = param.device_mesh.get_coordinate() or []
-    return tuple(place for place, placement in zip(coordinate, param.placements) if placement.is_shard())
+    return tuple(place for place, placement in zip(coordinate, param.placements) if not placement.is_replicate())
 
 
 def _offset(param: Tensor) -> int:
@@ -72,7 +72,7 @@ def _offset(param: Tensor) -> int:
     number = 0
     coordinate = param.device_mesh.get_coordinate() or []
     for dim, (place, placement) in enumerate(zip(coordinate, param.placements)):
-        if placement.is_shard():
+        if not placement.is_replicate():
             parts = param.device_mesh.size(dim)
             sizes[placement.dim] = -(-sizes[placement.dim] // parts)
             number = number * parts + place
