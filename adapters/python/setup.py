@@ -1,7 +1,7 @@
 """Builds the wheel: compiles the library with cargo, and turns its header into declarations for cffi.
 
-The declarations are made from the header itself, so that no struct is written down twice, and when the wheel is built, so
-that importing parses nothing and users need no compiler.
+The declarations are made from the header itself, so that no struct is written down twice, and when the wheel
+is built, so that importing parses nothing and users need no compiler.
 """
 
 import json
@@ -45,7 +45,11 @@ def build_library() -> Path:
 def declarations(header: str) -> str:
     """What cffi understands of the header: without preprocessor, but with the constants."""
     header = re.sub(r"#ifdef __cplusplus.*?#endif[^\n]*", "", header, flags=re.DOTALL)
-    kept = [line for line in header.splitlines() if not line.startswith("#") or re.match(r"#define \w+ \d+$", line)]
+    kept = [
+        line
+        for line in header.splitlines()
+        if not line.startswith("#") or re.match(r"#define \w+ \d+$", line)
+    ]
     return "\n".join(kept)
 
 

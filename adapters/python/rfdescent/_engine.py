@@ -36,7 +36,8 @@ class StepReport:
     ----------
     outcome : str
         ``applied``, or why the step was skipped and nothing changed: ``found_inf``, ``non_finite_loss``,
-        ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``; ``none`` before the first.
+        ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``; ``none`` before the
+        first.
     loss, grad_norm : float
         The loss and the Euclidean norm of all gradients, gradient scale removed.
     sigma_norm : float
@@ -109,8 +110,8 @@ class Scalars(NamedTuple):
     """Loss, gradient scale and found_inf of a step: numbers, or tensors on the device of the parameters."""
 
     loss: float | Tensor
-    grad_scale: float | Tensor | None = None
-    found_inf: float | Tensor | None = None
+    grad_scale: Any = None
+    found_inf: Any = None
 
 
 def _create(
@@ -191,7 +192,9 @@ class Engine:
         if self.device.type == "cuda":
             # A first step that is captured in a graph could not make them any more.
             check(
-                lib.rfd_optimizer_init_master_weights(self._handle, self.table.params, len(self.places), self._stream())
+                lib.rfd_optimizer_init_master_weights(
+                    self._handle, self.table.params, len(self.places), self._stream()
+                )
             )
 
     def _stream(self) -> Any:
@@ -214,7 +217,8 @@ class Engine:
                 self.groups[index] = group
 
     def step(self, scalars: Scalars, norm: Tensor | None = None) -> StepReport | None:
-        """One step on the gradients that the table has, or its second half with the squared norms of all processes.
+        """One step on the gradients that the table has, or its second half with the squared norms of all
+        processes.
 
         Returns
         -------
@@ -226,7 +230,9 @@ class Engine:
         report = self._report if on_cpu else ffi.NULL
         table, count, stream = self.table, len(self.places), self._stream()
         if norm is None:
-            status = lib.rfd_optimizer_step(self._handle, table.params, table.grads, count, self._input, stream, report)
+            status = lib.rfd_optimizer_step(
+                self._handle, table.params, table.grads, count, self._input, stream, report
+            )
         else:
             pointer = ffi.cast("double *", norm.data_ptr())
             status = lib.rfd_optimizer_step_with_norm(

@@ -1,8 +1,8 @@
 """The shared library behind the package: loading, errors, text.
 
-It is called through cffi in ABI mode: users need no compiler, the declarations come from the C header itself when the
-wheel is built, and a call costs less than with ctypes. Loading needs no CUDA; the driver is opened when an optimizer for
-CUDA tensors is made.
+It is called through cffi in ABI mode: users need no compiler, the declarations come from the C header itself
+when the wheel is built, and a call costs less than with ctypes. Loading needs no CUDA; the driver is opened
+when an optimizer for CUDA tensors is made.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ._declarations import ffi  # type: ignore[import-not-found]
+from ._declarations import ffi
 
 __all__ = ["buffer", "check", "ffi", "init", "lib", "path", "struct", "text", "version"]
 
@@ -22,7 +22,9 @@ def _load() -> Any:
     try:
         library = ffi.dlopen(str(file))
     except OSError as error:
-        raise ImportError(f"the library of rfdescent could not be loaded: {error}; reinstall the package") from error
+        raise ImportError(
+            f"the library of rfdescent could not be loaded: {error}; reinstall the package"
+        ) from error
     if library.rfd_abi_version() != library.RFD_ABI_VERSION:
         raise ImportError(f"{file} is of another version than the package; reinstall the package")
     return library

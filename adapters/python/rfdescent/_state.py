@@ -17,7 +17,7 @@ _FORMATS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", to
 
 
 class State(NamedTuple):
-    """Counts, and per tensor its buffers on the CPU: flat, in the order of its memory; None for one there is not."""
+    """Counts, and each tensor's buffers, None for one there is not: flat, in the order of its memory."""
 
     applied_steps: int
     skipped_steps: int

@@ -23,9 +23,11 @@ DEVICES = {"cpu": lib.RFD_DEVICE_CPU, "cuda": lib.RFD_DEVICE_CUDA}
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps and without overlap, in whatever order of dimensions."""
+    """Whether the elements fill their memory without gaps or overlap, in whatever order of dimensions."""
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1
+    ):
         if stride != expected:
             return tensor.numel() == 0
         expected *= size
@@ -33,7 +35,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def _same_order(a: Tensor, b: Tensor) -> bool:
-    """Whether equal indices are equal places in memory; strides of dimensions of one element do not matter."""
+    """Whether equal indices are equal places in memory; strides of dimensions of size 1 do not matter."""
     return a.numel() == 0 or all(
         one == other or size == 1 for one, other, size in zip(a.stride(), b.stride(), a.shape)
     )
@@ -42,13 +44,18 @@ def _same_order(a: Tensor, b: Tensor) -> bool:
 def check_parameter(name: str, param: Tensor) -> None:
     """Raises ValueError for a parameter that steps can't update in place."""
     if param.layout is not torch.strided:
-        raise ValueError(f"tensor `{name}` is {param.layout}; parameters must be dense: convert it with to_dense()")
+        raise ValueError(
+            f"tensor `{name}` is {param.layout}; parameters must be dense: convert it with to_dense()"
+        )
     if param.dtype not in FORMATS:
         remedy = "; optimise torch.view_as_real of it" if param.dtype.is_complex else ""
-        raise ValueError(f"tensor `{name}` is {param.dtype}; supported are float32, float64, float16, bfloat16{remedy}")
+        raise ValueError(
+            f"tensor `{name}` is {param.dtype}; supported are float32, float64, float16, bfloat16{remedy}"
+        )
     if not is_dense(param):
         raise ValueError(
-            f"tensor `{name}` has shape {tuple(param.shape)} and strides {param.stride()}, which leave gaps or overlap, so it "
+            f"tensor `{name}` has shape {tuple(param.shape)} and strides {param.stride()}, which leave gaps "
+            "or overlap, so it "
             "can't be updated in place; make the parameter from tensor.contiguous()"
         )
 
@@ -57,24 +64,31 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
     """Raises ValueError for a gradient that can't be read element by element beside its parameter."""
     if grad.layout is not torch.strided:
         raise ValueError(
-            f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = param.grad.to_dense(), or set "
+            f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = "
+            "param.grad.to_dense(), or set "
             "sparse=False in the layer it is of"
         )
     if grad.shape != param.shape:
         raise ValueError(
-            f"tensor `{name}` has shape {tuple(param.shape)} but its gradient {tuple(grad.shape)}; set param.grad = None"
+            f"tensor `{name}` has shape {tuple(param.shape)} but its gradient {tuple(grad.shape)}; set "
+            "param.grad = None"
         )
     if grad.dtype not in FORMATS:
         raise ValueError(
-            f"tensor `{name}`: its gradient is {grad.dtype}; supported are float32, float64, float16, bfloat16"
+            f"tensor `{name}`: its gradient is {grad.dtype}; supported are float32, float64, float16, "
+            "bfloat16"
         )
     if grad.device != param.device:
         raise ValueError(f"tensor `{name}` is on {param.device} but its gradient on {grad.device}")
     if grad.is_neg():
-        raise ValueError(f"tensor `{name}`: its gradient is a lazily negated view; set param.grad = param.grad.resolve_neg()")
+        raise ValueError(
+            f"tensor `{name}`: its gradient is a lazily negated view; set param.grad = "
+            "param.grad.resolve_neg()"
+        )
     if not _same_order(param, grad):
         raise ValueError(
-            f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out alike with "
+            f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out "
+            "alike with "
             "param.grad = torch.empty_like(param).copy_(param.grad)"
         )
 
@@ -126,6 +140,10 @@ class Table:
         """Whether the parameters are still where they were; then their shapes and formats are too."""
         return [param.data_ptr() for param in params] == self.pointers
 
+    def shaped(self, index: int, flat: Tensor | None, device: torch.device) -> Tensor | None:
+        """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
+        return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)
+
     def place_grads(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Notes where the gradients of this step lie; None for one that is missing."""
         strides, counts, dtypes = self.strides, self.counts, self.grad_dtypes
@@ -134,7 +152,8 @@ class Table:
             if grad is None:
                 pointers.append(0)
                 continue
-            # Sparse gradients have no strides; asking for the format first tells them apart without an exception.
+            # Sparse gradients have no strides; asking for the format first tells them apart without an
+            # exception.
             if (
                 grad.layout is not torch.strided
                 or grad.stride() != strides[index]

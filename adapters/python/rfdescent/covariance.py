@@ -30,18 +30,19 @@ class Regression(NamedTuple):
 class IsotropicCovariance:
     """Covariance of a cost that is an isotropic Gaussian random function, with the noise of its mini-batches.
 
-    Use one of its kinds: `SquaredExponential`, `RationalQuadratic` or `Matern`. A model is usable once its moments are
-    known: given here, estimated by `fit` from samples, or by `auto_fit`, which draws them itself.
+    Use one of its kinds: `SquaredExponential`, `RationalQuadratic` or `Matern`. A model is usable once its
+    moments are known: given here, estimated by `fit` from samples, or by `auto_fit`, which draws them itself.
 
     Parameters
     ----------
     mean : float, optional
         Mean of the cost.
     variance : (float, float), optional
-        Variance of a batch's loss, as intercept (variance C(0) of the cost, > 0) and slope (variance of one example's loss
-        around the cost, >= 0) in 1/b.
+        Variance of a batch's loss, as intercept (variance C(0) of the cost, > 0) and slope (variance of one
+        example's loss around the cost, >= 0) in 1/b.
     gradient_var : (float, float), optional
-        Expected squared norm of a batch's gradient, likewise: -d C'(0) > 0 and that of one example's noise >= 0.
+        Expected squared norm of a batch's gradient, likewise: -d C'(0) > 0 and that of one example's noise >=
+        0.
     dims : int, optional
         Number of parameters d.
 
@@ -74,31 +75,40 @@ class IsotropicCovariance:
 
     # The name of the covariance as the library takes it.
     def _covariance(self) -> str:
-        raise TypeError(f"{type(self).__name__} is no model; use SquaredExponential, RationalQuadratic or Matern")
+        raise TypeError(
+            f"{type(self).__name__} is no model; use SquaredExponential, RationalQuadratic or Matern"
+        )
 
     def _parameters(self) -> dict[str, float]:
         return {}
 
     def _missing(self) -> list[str]:
         """What is still needed for step sizes."""
-        moments = {"mean": self.mean, "variance": self.var_reg, "gradient_var": self.g_var_reg, "dims": self.dims}
+        moments = {
+            "mean": self.mean,
+            "variance": self.var_reg,
+            "gradient_var": self.g_var_reg,
+            "dims": self.dims,
+        }
         return [name for name, value in moments.items() if value is None]
 
     def _model(self) -> Any:
         """The library's model; made anew when an attribute has changed."""
         key = (self._covariance(), self.mean, self.var_reg, self.g_var_reg, self.dims)
         if self._cached[0] != key:
-            missing = self._missing()
-            if missing:
+            variance, gradient_var, missing = self.var_reg, self.g_var_reg, self._missing()
+            if variance is None or gradient_var is None or missing:
                 names = ", ".join(missing)
-                raise ValueError(f"the covariance has no {names} yet: call `auto_fit` or `fit`, or give {names}")
+                raise ValueError(
+                    f"the covariance has no {names} yet: call `auto_fit` or `fit`, or give {names}"
+                )
             moments = struct(
                 "rfd_moments",
                 mean=self.mean,
-                variance=self.var_reg.intercept,
-                noise_variance=self.var_reg.slope,
-                grad_variance=self.g_var_reg.intercept,
-                noise_grad_variance=self.g_var_reg.slope,
+                variance=variance.intercept,
+                noise_variance=variance.slope,
+                grad_variance=gradient_var.intercept,
+                noise_grad_variance=gradient_var.slope,
                 dims=_dims(self.dims),
             )
             self._cached = (key, _owned(lib.rfd_model_create, key[0].encode(), moments))
@@ -130,8 +140,8 @@ class IsotropicCovariance:
         Parameters
         ----------
         df : pandas.DataFrame or mapping of columns
-            ``loss`` (mean loss of a mini-batch), ``grad_norm`` or ``sq_grad_norm`` (of the mean gradient), ``batchsize``; one
-            row a mini-batch, with at least two different batch sizes. It is not changed.
+            ``loss`` (mean loss of a mini-batch), ``grad_norm`` or ``sq_grad_norm`` (of the mean gradient),
+            ``batchsize``; one row a mini-batch, with at least two different batch sizes. It is not changed.
 
         Returns
         -------
@@ -141,8 +151,8 @@ class IsotropicCovariance:
         Raises
         ------
         ValueError
-            Names the column that is missing, the sample that is outside its domain, or says which samples are missing. The
-            model is as it was.
+            Names the column that is missing, the sample that is outside its domain, or says which samples are
+            missing. The model is as it was.
         """
         losses = _column(df, "loss")
         squares = _column(df, "sq_grad_norm") if "sq_grad_norm" in df else _column(df, "grad_norm") ** 2
@@ -166,7 +176,9 @@ class IsotropicCovariance:
         self._accept_fit(fitted)
         return self
 
-    def auto_fit(self, model_factory: Callable[[], Any], loss: Callable[..., Any], data: Any, **options: Any) -> None:
+    def auto_fit(
+        self, model_factory: Callable[[], Any], loss: Callable[..., Any], data: Any, **options: Any
+    ) -> None:
         """Draws samples at batch sizes of its choice, and fits: see `rfdescent.sampling.auto_fit`."""
         from .sampling import auto_fit
 
@@ -182,6 +194,7 @@ class IsotropicCovariance:
     def variance(self) -> float:
         """Variance C(0) of the cost."""
         self._model()
+        assert self.var_reg is not None  # else there is no model
         return self.var_reg.intercept
 
     @property
@@ -197,8 +210,10 @@ class IsotropicCovariance:
     def _scales(self) -> tuple[float, float]:
         return _two(lib.rfd_model_scales, self._model())
 
-    def step_size(self, loss: Any, grad_norm: Any, *, b_size_inv: float = 0, conservatism: float = 0) -> float:
-        """Length of RFD's step, the minimiser of the cost's conditional expectation: `learning_rate` times `grad_norm`."""
+    def step_size(
+        self, loss: Any, grad_norm: Any, *, b_size_inv: float = 0, conservatism: float = 0
+    ) -> float:
+        """Length of RFD's step, the minimiser of `cond_expectation`: `learning_rate` times `grad_norm`."""
         step = _two(
             lib.rfd_model_step,
             self._model(),
@@ -210,7 +225,9 @@ class IsotropicCovariance:
         )
         return step[0]
 
-    def learning_rate(self, loss: Any, grad_norm: Any, *, b_size_inv: float = 0, conservatism: float = 0) -> float:
+    def learning_rate(
+        self, loss: Any, grad_norm: Any, *, b_size_inv: float = 0, conservatism: float = 0
+    ) -> float:
         """RFD's learning rate: the step size divided by the norm.
 
         Parameters
@@ -231,14 +248,14 @@ class IsotropicCovariance:
         return step / float(grad_norm)
 
     def asymptotic_learning_rate(self, b_size_inv: float = 0, limiting_loss: float = 0) -> float:
-        """The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, below the mean."""
+        """What RFD's learning rate tends to when the loss tends to `limiting_loss`, below the mean."""
         rate = ffi.new("double *")
         model = self._model()
         check(lib.rfd_model_asymptotic_learning_rate(model, float(limiting_loss), _inverse(b_size_inv), rate))
         return rate[0]
 
     def cond_expectation(self, stepsize: Any, loss: Any, grad_norm: Any, b_size_inv: float = 0) -> Any:
-        """The cost expected after a step of this length against the gradient; arrays of step sizes give arrays."""
+        """The cost expected after a step of this length; arrays of step sizes give arrays."""
         return self._over_steps(lib.rfd_model_conditional_mean, (loss, grad_norm, b_size_inv), stepsize, 0)
 
     def diff_cond_expectation(self, stepsize: Any, loss: Any, grad_norm: Any, b_size_inv: float = 0) -> Any:
@@ -335,7 +352,9 @@ class Matern(IsotropicCovariance):
 
 def _column(df: Any, name: str) -> np.ndarray:
     if name not in df:
-        raise ValueError(f"the samples have no column {name}; needed are loss, grad_norm (or sq_grad_norm), batchsize")
+        raise ValueError(
+            f"the samples have no column {name}; needed are loss, grad_norm (or sq_grad_norm), batchsize"
+        )
     try:
         return np.ascontiguousarray(df[name], dtype=np.float64)
     except (TypeError, ValueError) as error:

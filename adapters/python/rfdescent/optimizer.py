@@ -22,12 +22,14 @@ __all__ = ["RFD"]
 
 
 class RFD(torch.optim.Optimizer):
-    """Random Function Descent: steps as long as the statistics of the cost say, with no learning rate to tune.
+    """Random Function Descent: steps as long as the statistics of the cost say, with no learning rate to
+    tune.
 
-    All groups share one gradient norm, one model and one step size; groups may scale it. A step is all or nothing: with a
-    loss or gradient that is not finite, a zero gradient or a positive ``found_inf`` of a gradient scaler nothing changes,
-    and `last_step` says why. On the CPU a step returns when it is done. On a CUDA device it is queued on the current stream
-    and nothing waits for it, so that it can be captured in a CUDA graph; take one step before capturing.
+    All groups share one gradient norm, one model and one step size; groups may scale it. A step is all or
+    nothing: with a loss or gradient that is not finite, a zero gradient or a positive ``found_inf`` of a
+    gradient scaler nothing changes, and `last_step` says why. On the CPU a step returns when it is done. On a
+    CUDA device it is queued on the current stream and nothing waits for it, so that it can be captured in a
+    CUDA graph; take one step before capturing.
 
     Parameters
     ----------
@@ -36,35 +38,37 @@ class RFD(torch.optim.Optimizer):
     covariance_model : IsotropicCovariance
         A fitted model of the cost.
     momentum : float
-        In [0, 1): v <- momentum v - gradient, parameter <- parameter + learning rate v. Velocities are float32 (float64 for
-        float64 parameters). May differ between groups.
+        In [0, 1): v <- momentum v - gradient, parameter <- parameter + learning rate v. Velocities are
+        float32 (float64 for float64 parameters). May differ between groups.
     lr : float
         Multiplies the step size; for schedulers. May differ between groups.
     b_size_inv : float
-        1/b when loss and gradients are means over b examples: steps then allow for the noise of the batch (S-RFD). The
-        default 0 is RFD as published, which takes them as noiseless.
+        1/b when loss and gradients are means over b examples: steps then allow for the noise of the batch
+        (S-RFD). The default 0 is RFD as published, which takes them as noiseless.
     conservatism : float
         In [0, 1): minimises not the expectation of the cost but an upper bound of it.
     norm_lock : bool
-        Each tensor keeps its Euclidean norm. Those of norm 0 and of one element are left alone. May differ between groups.
+        Each tensor keeps its Euclidean norm. Those of norm 0 and of one element are left alone. May differ
+        between groups.
     weight_decay : float
         Decoupled: parameters are multiplied with 1 - learning rate * weight_decay. May differ between groups.
     length_scale_factor : float
         Multiplies the length scale of a group relative to the model's. May differ between groups.
     batch_size : int, optional
-        In place of `b_size_inv`: the number of examples that loss and gradients are means of, those of all processes and of
-        all accumulated backward passes counted.
+        In place of `b_size_inv`: the number of examples that loss and gradients are means of, those of all
+        processes and of all accumulated backward passes counted.
     mode : {"rfd", "a-rfd", "clipped-a-rfd"}
         The step size: RFD's, its asymptote, or the asymptote but no more than RFD's longest step.
     max_step_size : float, optional
         The step size is cut to this.
     master_weights : bool
-        float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are rounded from.
+        float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
+        rounded from.
     stochastic_rounding : int, optional
         Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
     process_group : ProcessGroup, "auto" or None
-        The processes that train together: those of data, sharded and tensor parallel training. "auto" are all processes when
-        torch.distributed is initialised; None is this process alone. See `rfdescent.sharded`.
+        The processes that train together: those of data, sharded and tensor parallel training. "auto" are all
+        processes when torch.distributed is initialised; None is this process alone. See `rfdescent.sharded`.
 
     Raises
     ------
@@ -73,9 +77,9 @@ class RFD(torch.optim.Optimizer):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients are the mean
-    of, without additions such as weight decay, and never multiplied by a gradient scale. The formulas are in Benning and
-    Döring, *Random Function Descent*, NeurIPS 2024.
+    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
+    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
+    formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
 
     Velocities and master weights belong to the library; `state_dict` copies them out.
     """
@@ -85,7 +89,14 @@ class RFD(torch.optim.Optimizer):
     _reduction: sharded.Reduction | None = None
     # Whether self.state has a copy of the engine's.
     _shown = False
-    _OWN = ("covariance_model", "_mode", "_max_step_size", "_master_weights", "_stochastic_rounding", "_process_group")
+    _OWN = (
+        "covariance_model",
+        "_mode",
+        "_max_step_size",
+        "_master_weights",
+        "_stochastic_rounding",
+        "_process_group",
+    )
 
     def __init__(
         self,
@@ -108,7 +119,8 @@ class RFD(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(covariance_model, IsotropicCovariance):
             raise TypeError(
-                f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such as SquaredExponential"
+                f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
+                "as SquaredExponential"
             )
         if mode not in MODES:
             raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
@@ -166,8 +178,8 @@ class RFD(torch.optim.Optimizer):
         closure : callable, optional
             Evaluates the model, computes gradients, returns the loss.
         loss : Tensor of one element or float, optional
-            The loss, when gradients have been computed already. A tensor on the device of the parameters is read there,
-            without waiting for it.
+            The loss, when gradients have been computed already. A tensor on the device of the parameters is
+            read there, without waiting for it.
 
         Returns
         -------
@@ -185,7 +197,8 @@ class RFD(torch.optim.Optimizer):
         if closure is not None:
             if scaled:
                 raise RuntimeError(
-                    "a closure can't be used with a gradient scaler, which must see the gradients before the step: call "
+                    "a closure can't be used with a gradient scaler, which must see the gradients before "
+                    "the step: call "
                     "scaler.scale(loss).backward() and then scaler.step(optimizer, loss=loss)"
                 )
             with torch.enable_grad():
@@ -198,7 +211,8 @@ class RFD(torch.optim.Optimizer):
             self._step(_loss(loss))
         return loss
 
-    @torch.compiler.disable
+    # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
+    @torch._disable_dynamo
     def _step(self, loss: Tensor | float) -> None:
         parameters = self._parameters()
         params = parameters
@@ -208,7 +222,9 @@ class RFD(torch.optim.Optimizer):
         if params is parameters:
             grads = [param.grad for param in parameters]
         else:
-            grads = [sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)]
+            grads = [
+                sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
+            ]
         engine.table.place_grads(params, grads)
         device = engine.device
         scalars = Scalars(
@@ -272,10 +288,14 @@ class RFD(torch.optim.Optimizer):
         for key in ("b_size_inv", "conservatism"):
             values = {_number(group, key) for group in groups}
             if len(values) > 1:
-                raise ValueError(f"{key} differs between the groups, which share one step size: {sorted(values)}")
+                raise ValueError(
+                    f"{key} differs between the groups, which share one step size: {sorted(values)}"
+                )
             shared[key] = values.pop()
         if shared["b_size_inv"] > 1:
-            raise ValueError(f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself")
+            raise ValueError(
+                f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself"
+            )
         settings = Settings(
             model=self.covariance_model._model(),
             mode=self._mode,
@@ -318,12 +338,15 @@ class RFD(torch.optim.Optimizer):
         for name, param in zip(names, params):
             if _is_later(param):
                 raise ValueError(
-                    f"tensor `{name}` is on the device meta or not initialised; give it memory before the first step"
+                    f"tensor `{name}` is on the device meta or not initialised; give it memory before the "
+                    "first step"
                 )
             check_parameter(name, param)
         device = _one_device({param.device: name for name, param in zip(names, params)})
         if device.type not in DEVICES:
-            raise ValueError(f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device")
+            raise ValueError(
+                f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device"
+            )
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("the first step allocates memory: take one step before capturing a CUDA graph")
         owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
@@ -341,7 +364,8 @@ class RFD(torch.optim.Optimizer):
         self._hide_state()
         return engine
 
-    # State: velocities and master weights are the engine's; without one they lie in self.state as `state_dict` gives them.
+    # State: velocities and master weights are the engine's; without one they lie in self.state as
+    # `state_dict` gives them.
 
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
@@ -374,10 +398,8 @@ class RFD(torch.optim.Optimizer):
                 entry = {"step": torch.tensor(float(applied)), "skipped": torch.tensor(float(skipped))}
                 buffers: dict[str, Tensor | None] = {}
                 if engine is not None:
-                    # As the parameter lay in the last step, which need not be how it lies now.
-                    shape, strides = engine.table.shapes[position], engine.table.strides[position]
                     buffers = {
-                        kind: None if values[position] is None else values[position].as_strided(shape, strides).to(local.device)
+                        kind: engine.table.shaped(position, values[position], local.device)
                         for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
                     }
                 else:
@@ -411,16 +433,17 @@ class RFD(torch.optim.Optimizer):
         return State(*counts, velocities, masters)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every optimizer: plain numbers and tensors, of the shapes and on the devices of the parameters.
+        """As of every optimizer: plain numbers and tensors, of the shapes and on the devices of the
+        parameters.
 
-        Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum, and ``master`` with
-        master weights. Copies are made. On a CUDA device it waits for the steps.
+        Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum, and
+        ``master`` with master weights. Copies are made. On a CUDA device it waits for the steps.
         """
         self._show_state()
         return super().state_dict()
 
     def _show_state(self) -> None:
-        """Copies the engine's state to self.state, where torch.distributed.checkpoint looks too, until the next step."""
+        """Copies the engine's state to self.state, where PyTorch looks too, until the next step."""
         self.state = type(self.state)(dict, self._export())
         self._shown = True
 
@@ -473,7 +496,8 @@ class RFD(torch.optim.Optimizer):
                     continue
                 if values.shape != param.shape:
                     raise ValueError(
-                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} {tuple(values.shape)}; "
+                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} "
+                        f"{tuple(values.shape)}; "
                         "load the state into an optimizer for the same parameters"
                     )
                 # Whose it is may go on changing it.
@@ -492,7 +516,8 @@ def _number(group: dict[str, Any], key: str) -> float:
     value = group[key]
     if isinstance(value, Tensor) and value.device.type != "cpu":
         raise TypeError(
-            f"{key} is a tensor on {value.device}, which would have to be waited for; give a number, and call push_settings() "
+            f"{key} is a tensor on {value.device}, which would have to be waited for; give a number, and "
+            "call push_settings() "
             "between replays of a CUDA graph"
         )
     try:
@@ -510,7 +535,9 @@ def _one_device(names: dict[torch.device, str]) -> torch.device:
     """The device of all parameters; `names` has the name of one on each."""
     if len(names) > 1:
         places = ", ".join(f"`{name}` on {device}" for device, name in names.items())
-        raise ValueError(f"tensors must be on one device, but are on several: {places}; make one optimizer for each")
+        raise ValueError(
+            f"tensors must be on one device, but are on several: {places}; make one optimizer for each"
+        )
     return next(iter(names), torch.device("cpu"))
 
 
@@ -518,7 +545,9 @@ def _loss(loss: Any) -> Tensor | float:
     loss = sharded.whole(loss)
     if isinstance(loss, Tensor):
         if loss.numel() != 1:
-            raise ValueError(f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number")
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number"
+            )
         if loss.dtype not in FORMATS:
             raise ValueError(f"the loss is {loss.dtype}; give float32, float64, float16 or bfloat16")
         return loss.detach()
@@ -551,6 +580,8 @@ def _flat(name: str, kind: str, values: Tensor | None, param: Tensor, dtype: tor
     values = sharded.part(values, param)
     local = sharded.local(param)
     if values.shape != local.shape:
-        raise ValueError(f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}")
+        raise ValueError(
+            f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}"
+        )
     ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype).copy_(values)
     return ordered.as_strided((local.numel(),), (1,))

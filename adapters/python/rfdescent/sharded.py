@@ -1,12 +1,12 @@
 """Training on several processes: DDP, FSDP2 (`fully_shard`) and tensor parallel, and mixtures of them.
 
-Each process sums the squares of the gradients it holds; the sums and the loss are added up over the processes in one
-all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts once: on the first
-that has it. Parameters of other processes need not exist here, as with pipelines, if all are named
-(``RFD(model.named_parameters(), ...)``).
+Each process sums the squares of the gradients it holds; the sums and the loss are added up over the processes
+in one all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts
+once: on the first that has it. Parameters of other processes need not exist here, as with pipelines, if all
+are named (``RFD(model.named_parameters(), ...)``).
 
-The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs; give the
-batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
+The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs;
+give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_sharded(value: Any) -> TypeIs[DTensor]:
 
 
 def local(param: Tensor) -> Tensor:
-    """This process's part of a parameter, in place."""
+    """The part of a parameter that this process holds, in place."""
     return param.to_local() if is_sharded(param) else param
 
 
@@ -54,11 +54,13 @@ def whole(value: Any) -> Any:
 
 
 def _shard(param: Tensor) -> tuple[int, ...]:
-    """Which part of the whole this process holds: its coordinates in the dimensions of the mesh that are sharded."""
+    """Which part of the whole is here: the coordinates in the dimensions of the mesh that are sharded."""
     if not is_sharded(param):
         return ()
-    coordinate = param.device_mesh.get_coordinate() or []
-    return tuple(place for place, placement in zip(coordinate, param.placements) if not placement.is_replicate())
+    coordinate = param.device_mesh.get_coordinate() or ()
+    return tuple(
+        place for place, placement in zip(coordinate, param.placements) if not placement.is_replicate()
+    )
 
 
 def _offset(param: Tensor) -> int:
@@ -70,7 +72,8 @@ def _offset(param: Tensor) -> int:
         return 0
     sizes = list(param.shape)
     number = 0
-    coordinate = param.device_mesh.get_coordinate() or []
+    coordinate = param.device_mesh.get_coordinate() or ()
+    placement: Any  # those that split have a `dim`
     for dim, (place, placement) in enumerate(zip(coordinate, param.placements)):
         if not placement.is_replicate():
             parts = param.device_mesh.size(dim)
@@ -109,7 +112,8 @@ class Reduction:
             for place, param in zip(places, params):
                 if is_sharded(param) and param.device_mesh.size() > 1:
                     raise ValueError(
-                        f"tensor `{place.name}` is a DTensor of several processes, but process_group is None; leave it out, "
+                        f"tensor `{place.name}` is a DTensor of several processes, but process_group is "
+                        "None; leave it out, "
                         "or give their group"
                     )
         if group is None or dist.get_world_size(group) == 1:
@@ -121,7 +125,8 @@ class Reduction:
         for other, (theirs, _) in enumerate(gathered):
             if theirs != gathered[0][0]:
                 raise RuntimeError(
-                    f"covariance model or options of process {other} differ from those of process 0; fit once and share the "
+                    f"covariance model or options of process {other} differ from those of process 0; fit "
+                    "once and share the "
                     "model, for example through a file"
                 )
         earlier = {key for _, keys in gathered[:rank] for key in keys}
@@ -172,20 +177,26 @@ def _two_doubles(pointer: Any, device: torch.device) -> Tensor:
 
 
 def local_gradient(name: str, param: Tensor) -> Tensor | None:
-    """This process's part of a parameter's gradient, laid out as the parameter is; None when there is none."""
+    """The part of a gradient that this process holds, laid out as its parameter; None without one."""
     grad = param.grad
     if grad is None:
         return None
     if not is_sharded(param):
         if is_sharded(grad):
-            raise ValueError(f"tensor `{name}` is no DTensor but its gradient is; set param.grad = param.grad.full_tensor()")
+            raise ValueError(
+                f"tensor `{name}` is no DTensor but its gradient is; set param.grad = "
+                "param.grad.full_tensor()"
+            )
         return grad
     if not is_sharded(grad):
-        raise ValueError(f"tensor `{name}` is a DTensor but its gradient is not; keep the gradient that backward() made")
+        raise ValueError(
+            f"tensor `{name}` is a DTensor but its gradient is not; keep the gradient that backward() made"
+        )
     if grad.placements != param.placements:
         if not any(placement.is_partial() for placement in grad.placements):
             raise ValueError(
-                f"tensor `{name}` is placed as {param.placements} but its gradient as {grad.placements}; set param.grad = "
+                f"tensor `{name}` is placed as {param.placements} but its gradient as {grad.placements}; "
+                "set param.grad = "
                 "param.grad.redistribute(placements=param.placements)"
             )
         # Sums that autograd has left for the optimizer to add up.
@@ -205,7 +216,7 @@ def as_sharded(values: Tensor, param: Tensor) -> Tensor:
 
 
 def part(values: Tensor, param: Tensor) -> Tensor:
-    """This process's part of a buffer: of a DTensor, or of a whole tensor."""
+    """The part of a buffer that this process holds: of a DTensor, or of a whole tensor."""
     if not is_sharded(param):
         return whole(values)
     if not is_sharded(values):

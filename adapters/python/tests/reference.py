@@ -39,7 +39,9 @@ class Reference:
         """One step; `grads` are lists of tensors, one list a group."""
         grads = [[g.detach().to(torch.float64) for g in group] for group in grads]
         squares = [sum(float((g * g).sum()) for g in group) for group in grads]
-        sigma = math.sqrt(sum(group["length_scale_factor"] ** 2 * s for group, s in zip(self.groups, squares)))
+        sigma = math.sqrt(
+            sum(group["length_scale_factor"] ** 2 * s for group, s in zip(self.groups, squares))
+        )
         rate = step_size(self.cov, loss, sigma, self.b_size_inv) / sigma
         for group, group_grads in zip(self.groups, grads):
             factor = group["lr"] * group["length_scale_factor"] ** 2

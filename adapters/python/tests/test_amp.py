@@ -41,8 +41,11 @@ def test_master_weights(cov, dtype):
     assert (params[1] < 1).all()
     # Rounds up or down with the right probability: not all elements alike, and on average right.
     assert len(params[2].unique()) > 1
-    # Each step adds at most a quarter of the squared spacing to the variance of an element; four deviations of the mean.
-    assert abs(float(params[2].detach().double().mean() - expected.mean())) < 4 * spacing * math.sqrt(steps / 4 / 8)
+    # Each step adds at most a quarter of the squared spacing to the variance of an element; four deviations
+    # of the mean.
+    assert abs(float(params[2].detach().double().mean() - expected.mean())) < 4 * spacing * math.sqrt(
+        steps / 4 / 8
+    )
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -80,13 +83,16 @@ def test_autocast(cov, dtype):
 def scaled_and_plain(cov, **options):
     plain, scaled = network(), network()
     scaled.load_state_dict(plain.state_dict())
-    return [(model, RFD(model.parameters(), covariance_model=cov, lr=1e-2, **options)) for model in (plain, scaled)]
+    return [
+        (model, RFD(model.parameters(), covariance_model=cov, lr=1e-2, **options))
+        for model in (plain, scaled)
+    ]
 
 
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=str)
 def test_gradient_scaler(cov, unscale, options):
-    """Powers of two are exact, so scaled training has the bits of plain training, whether unscaled before or in the step."""
+    """Powers of two are exact: scaled training has the bits of plain training."""
     (plain, one), (scaled, other) = scaled_and_plain(cov, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     for _ in range(5):

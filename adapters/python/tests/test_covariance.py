@@ -42,8 +42,8 @@ def test_golden_step_sizes(shared):
         step = model.step_size(
             n["loss"], n["grad_norm"], b_size_inv=n["inv_batch_size"], conservatism=n["conservatism"]
         )
-        # Some twenty roundings of 1.1e-16 lie between the inputs and a closed form's step size; a conservative step is the
-        # root of a derivative whose terms cancel.
+        # Some twenty roundings of 1.1e-16 lie between the inputs and a closed form's step size; a
+        # conservative step is the root of a derivative whose terms cancel.
         tolerance = 1e-13 if n["conservatism"] == 0 else 1e-9
         assert step == pytest.approx(n["step_size"], rel=tolerance), row
         assert model.scale == pytest.approx(n["length_scale"], rel=1e-14)
@@ -85,7 +85,8 @@ PAIRS = [
     step=st.floats(0, 5),
 )
 def test_pyrfd(ours, theirs, loss, norm, inverse, step):
-    # Sums of a few terms that cancel: absolute errors are those of the largest, at most mean + corr * loss + slope.
+    # Sums of a few terms that cancel: absolute errors are those of the largest, at most mean + corr * loss +
+    # slope.
     size = 10 + abs(theirs.dims * step * theirs.diff_kernel(0.0) / theirs.g_var_reg(inverse) * norm)
     for name, arguments in (
         ("cond_expectation", (step, loss, norm, inverse)),
@@ -127,7 +128,9 @@ def test_pyrfd_fit():
     # pyrfd stops at a relative change of 1e-9 of the intercept.
     assert ours.mean == pytest.approx(theirs.mean, rel=1e-6)
     assert tuple(ours.var_reg) == pytest.approx((theirs.var_reg.intercept, theirs.var_reg.slope), rel=1e-6)
-    assert tuple(ours.g_var_reg) == pytest.approx((theirs.g_var_reg.intercept, theirs.g_var_reg.slope), rel=1e-6)
+    assert tuple(ours.g_var_reg) == pytest.approx(
+        (theirs.g_var_reg.intercept, theirs.g_var_reg.slope), rel=1e-6
+    )
     squared = pd.DataFrame({"loss": losses, "sq_grad_norm": squares, "batchsize": sizes})
     assert SquaredExponential(dims=100).fit(squared).g_var_reg == pytest.approx(ours.g_var_reg, rel=1e-12)
 
@@ -151,10 +154,15 @@ def test_derivatives():
     for model, _ in PAIRS:
         for step in (0.3, 1.0, 2.0):
             for value, slope in (
-                (lambda s, m=model: m.cond_expectation(s, 2.0, 0.1), model.diff_cond_expectation(step, 2.0, 0.1)),
+                (
+                    lambda s, m=model: m.cond_expectation(s, 2.0, 0.1),
+                    model.diff_cond_expectation(step, 2.0, 0.1),
+                ),
                 (lambda s, m=model: m.cond_variance(s), model.diff_cond_variance(step)),
             ):
-                assert slope == pytest.approx((value(step + h) - value(step - h)) / (2 * h), rel=1e-5, abs=1e-8)
+                assert slope == pytest.approx(
+                    (value(step + h) - value(step - h)) / (2 * h), rel=1e-5, abs=1e-8
+                )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +200,10 @@ def test_changed_attributes_count():
     ("call", "message"),
     [
         (lambda: SquaredExponential().scale, "no mean, variance, gradient_var, dims yet"),
-        (lambda: SquaredExponential(mean=1, variance=(1, 0), gradient_var=(1, 0)).learning_rate(0, 1), "no dims yet"),
+        (
+            lambda: SquaredExponential(mean=1, variance=(1, 0), gradient_var=(1, 0)).learning_rate(0, 1),
+            "no dims yet",
+        ),
         (lambda: SquaredExponential(**{**MOMENTS, "variance": (-1, 0)}), "variance"),
         (lambda: SquaredExponential(**{**MOMENTS, "gradient_var": (1, -1)}), "noise_grad_variance"),
         (lambda: SquaredExponential(**{**MOMENTS, "mean": math.nan}), "mean"),
@@ -205,14 +216,28 @@ def test_changed_attributes_count():
         (lambda: SquaredExponential(**MOMENTS).learning_rate(1, 1, conservatism=1), "conservatism"),
         (lambda: SquaredExponential(**MOMENTS).asymptotic_learning_rate(limiting_loss=3), "mean"),
         (lambda: SquaredExponential().fit({"loss": [1.0]}), "column grad_norm"),
-        (lambda: SquaredExponential().fit({"loss": ["a"], "grad_norm": [1.0], "batchsize": [1]}), "column loss"),
+        (
+            lambda: SquaredExponential().fit({"loss": ["a"], "grad_norm": [1.0], "batchsize": [1]}),
+            "column loss",
+        ),
         (
             lambda: SquaredExponential().fit({"loss": [1.0], "grad_norm": [1.0], "batchsize": [1.5]}),
             "row 0: batchsize 1.5",
         ),
-        (lambda: SquaredExponential().fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9]}), "equal length"),
-        (lambda: SquaredExponential().fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9, 9]}), "batch size"),
-        (lambda: SquaredExponential().fit({"loss": [1, math.inf], "grad_norm": [1, 2], "batchsize": [9, 8]}), "1"),
+        (
+            lambda: SquaredExponential().fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9]}),
+            "equal length",
+        ),
+        (
+            lambda: SquaredExponential().fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9, 9]}),
+            "batch size",
+        ),
+        (
+            lambda: SquaredExponential().fit(
+                {"loss": [1, math.inf], "grad_norm": [1, 2], "batchsize": [9, 8]}
+            ),
+            "1",
+        ),
     ],
 )
 def test_errors(call, message):

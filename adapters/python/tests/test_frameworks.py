@@ -64,7 +64,9 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = RFD(self.net.parameters(), covariance_model=self.cov, batch_size=16, momentum=0.5, lr=0.1)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)] if self.automatic_optimization else []
+        return [optimizer], [
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        ] if self.automatic_optimization else []
 
 
 def fit(module, tmp_path, epochs=3, checkpoint=None, **options):
@@ -96,7 +98,7 @@ def test_lightning(cov, tmp_path, automatic, precision):
         net = network()
         own = RFD(net.parameters(), covariance_model=cov, batch_size=16, momentum=0.5, lr=0.1)
         x, y = data().tensors
-        for epoch in range(3):
+        for _ in range(3):
             for k in range(0, 64, 16):
                 own.zero_grad()
                 loss = torch.nn.functional.cross_entropy(net(x[k : k + 16]), y[k : k + 16])
@@ -104,7 +106,6 @@ def test_lightning(cov, tmp_path, automatic, precision):
                 own.step(loss=loss)
             if automatic:
                 own.param_groups[0]["lr"] *= 0.5
-        assert epoch == 2
         for p, q in zip(net.parameters(), module.net.parameters(), strict=True):
             assert torch.equal(p, q)
 

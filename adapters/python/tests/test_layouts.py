@@ -10,7 +10,12 @@ from rfdescent import RFD, SquaredExponential
 
 COV = SquaredExponential(mean=2.7, variance=(0.0146, 0.73), gradient_var=(62.0, 8376.0), dims=50)
 # Half the spacing of numbers between 1 and 2.
-ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ROUNDING = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
 
 
 @st.composite
@@ -44,7 +49,8 @@ def check(params, grads, momentum):
     assert all(torch.equal(g, c) for g, c in zip(grads, copies, strict=True))
     for p, e in zip(params, reference.groups[0]["params"], strict=True):
         if p.numel():
-            # Two steps: each rounds the parameter, the update and its factors to the format (at least float32).
+            # Two steps: each rounds the parameter, the update and its factors to the format (at least
+            # float32).
             largest = max(1.0, float(e.abs().max()), 2 * COV.plateau_step_size / (1 - momentum))
             assert (p.detach().double() - e).abs().max() <= 8 * ROUNDING[p.dtype] * largest
 
@@ -74,7 +80,11 @@ def test_views_into_larger_memory(layout, start, more):
 
     def inside(values):
         memory = torch.full((start + size + more,), 7.0)
-        view = memory[start : start + size].view([shape[k] for k in order]).permute([order.index(k) for k in range(len(order))])
+        view = (
+            memory[start : start + size]
+            .view([shape[k] for k in order])
+            .permute([order.index(k) for k in range(len(order))])
+        )
         view.copy_(values)
         return memory, view
 

@@ -9,8 +9,8 @@ from reference import Reference
 from rfdescent import RFD, IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
 from rfdescent.optimizer import _one_device
 
-# A step computes in float32 what the reference does in float64: a rounding of each parameter and update a step, relative
-# to the largest of them.
+# A step computes in float32 what the reference does in float64: a rounding of each parameter and update a
+# step, relative to the largest of them.
 F32 = 2.0**-24
 
 
@@ -59,16 +59,23 @@ def test_a_pyrfd_script(cov, momentum, options):
     }
     data = batch()
     runs = []
-    for model, package, models in ((ours, RFD, SquaredExponential), (theirs, pyrfd.RFD, pyrfd.SquaredExponential)):
+    for model, package, models in (
+        (ours, RFD, SquaredExponential),
+        (theirs, pyrfd.RFD, pyrfd.SquaredExponential),
+    ):
         optimizer = package(
-            model.parameters(), covariance_model=models(**moments), momentum=momentum, **{"lr": 0.1, **options}
+            model.parameters(),
+            covariance_model=models(**moments),
+            momentum=momentum,
+            **{"lr": 0.1, **options},
         )
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         for _ in range(5):
             loss = optimizer.step(closure_of(model, optimizer, data))
             scheduler.step()
         runs.append((float(loss), float(optimizer.param_groups[0]["learning_rate"])))
-    # Five steps, each with some roundings in float32; pyrfd's norms are sums in float32, and it bisects to 1e-10.
+    # Five steps, each with some roundings in float32; pyrfd's norms are sums in float32, and it bisects to
+    # 1e-10.
     assert runs[0] == pytest.approx(runs[1], rel=1e-4)
     assert_close(ours.parameters(), list(theirs.parameters()), steps=5, scale=10)
 
@@ -102,7 +109,8 @@ def test_float64_reference(cov, settings, b_size_inv):
         rate = reference.step(loss, [[p.grad for p in part] for part in halves])
         assert optimizer.step(loss=loss) == loss
         largest = max(group["lr"] for group in optimizer.param_groups)
-        # Norms are sums in float64, so only the norm lock's float32 parameters come into it, and not even those.
+        # Norms are sums in float64, so only the norm lock's float32 parameters come into it, and not even
+        # those.
         assert optimizer.last_step.learning_rate == pytest.approx(rate * largest, rel=1e-12)
         for group in optimizer.param_groups:
             assert group["learning_rate"] == pytest.approx(rate * group["lr"], rel=1e-12)
@@ -117,7 +125,11 @@ def test_other_models_and_modes(cov):
         "gradient_var": cov.g_var_reg,
         "dims": cov.dims,
     }
-    for model in (RationalQuadratic(beta=2.0, **moments), Matern(nu=1.5, **moments), Matern(nu=2.5, **moments)):
+    for model in (
+        RationalQuadratic(beta=2.0, **moments),
+        Matern(nu=1.5, **moments),
+        Matern(nu=2.5, **moments),
+    ):
         p = torch.nn.Parameter(torch.zeros(4))
         p.grad = torch.tensor([3.0, 0.0, 4.0, 0.0])
         optimizer = RFD([p], covariance_model=model, batch_size=32)
@@ -150,7 +162,12 @@ def test_refitting_the_model_counts(cov):
 def test_losses(cov):
     p = torch.nn.Parameter(torch.zeros(3))
     optimizer = RFD([p], covariance_model=cov)
-    for loss in (2.5, torch.tensor(2.5), torch.tensor([2.5], dtype=torch.float64), torch.tensor(2.5).to(torch.bfloat16)):
+    for loss in (
+        2.5,
+        torch.tensor(2.5),
+        torch.tensor([2.5], dtype=torch.float64),
+        torch.tensor(2.5).to(torch.bfloat16),
+    ):
         p.grad = torch.ones(3)
         p.data.zero_()
         assert optimizer.step(loss=loss) is loss

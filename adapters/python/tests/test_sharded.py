@@ -79,7 +79,7 @@ def check_equal_everywhere(value):
 
 
 def check(model, optimizer, steps, data=batch, **options):
-    """Trains beside the same network in one process: equal to the rounding of gradients, and on all processes bitwise."""
+    """Trains beside the same network in one process: equal but for rounding; on all processes bitwise."""
     single = Network()
     alone = RFD(single.parameters(), covariance_model=COV, process_group=None, **options)
     for k in range(steps):
@@ -338,7 +338,9 @@ def refused(_):
     with pytest.raises(ValueError, match="norm_lock"):
         optimizer = RFD(model.named_parameters(), covariance_model=COV, norm_lock=True)
         train(model, optimizer, 1, of_rank)
-    with pytest.raises(ValueError, match="`first.weight` is a DTensor of several processes, but process_group is None"):
+    with pytest.raises(
+        ValueError, match="`first.weight` is a DTensor of several processes, but process_group is None"
+    ):
         train(model, RFD(model.named_parameters(), covariance_model=COV, process_group=None), 1, of_rank)
     own = SquaredExponential(mean=2.7 + dist.get_rank(), variance=(1, 1), gradient_var=(1, 1), dims=9)
     with pytest.raises(RuntimeError, match="process 1 differ from those of process 0"):
@@ -374,7 +376,9 @@ def subgroup(_):
 
 
 def run(rank, ranks, port, test, folder, errors):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1")
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1"
+    )
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -420,14 +424,37 @@ def spawn(ranks, tests, folder):
 
 # Starting processes takes longer than a test: those of one number of processes share them.
 TESTS = {
-    2: ["ddp", "fsdp", "tensor_parallel", "half_precision", "mixed_precision", "skips", "scaler", "checkpoint",
-        "whole_state_into_shards", "refused", "pipeline"],
-    4: ["ddp", "fsdp", "fsdp_hybrid", "tensor_parallel", "fsdp_and_tensor_parallel", "half_precision", "skips",
-        "checkpoint", "pipeline", "subgroup"],
+    2: [
+        "ddp",
+        "fsdp",
+        "tensor_parallel",
+        "half_precision",
+        "mixed_precision",
+        "skips",
+        "scaler",
+        "checkpoint",
+        "whole_state_into_shards",
+        "refused",
+        "pipeline",
+    ],
+    4: [
+        "ddp",
+        "fsdp",
+        "fsdp_hybrid",
+        "tensor_parallel",
+        "fsdp_and_tensor_parallel",
+        "half_precision",
+        "skips",
+        "checkpoint",
+        "pipeline",
+        "subgroup",
+    ],
 }
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo")
+@pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo"
+)
 @pytest.mark.parametrize("ranks", TESTS)
 def test_processes(ranks, tmp_path):
     spawn(ranks, TESTS[ranks], tmp_path)

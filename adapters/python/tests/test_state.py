@@ -47,7 +47,9 @@ def by_torch_save(state):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "master_weights": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "master_weights": True}], ids=str
+)
 @pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save, lambda x: pickle.loads(pickle.dumps(x))])
 def test_going_on_is_the_same(cov, dtype, options, copied):
     model = network(dtype)
@@ -62,7 +64,9 @@ def test_going_on_is_the_same(cov, dtype, options, copied):
     resumed.load_state_dict(state["optimizer"])
     assert resumed.last_step.applied_steps == 3
     assert resumed.param_groups[0]["lr"] == 1e-2
-    for a, b in zip(optimizer.state_dict()["state"].values(), resumed.state_dict()["state"].values(), strict=True):
+    for a, b in zip(
+        optimizer.state_dict()["state"].values(), resumed.state_dict()["state"].values(), strict=True
+    ):
         assert a.keys() == b.keys()
         assert all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in a)
     train(model, optimizer, 3, first=3)
@@ -95,7 +99,9 @@ def test_contents(cov):
     assert all(set(entry) == {"step", "skipped", "velocity", "master"} for entry in fresh["state"].values())
     train(model, optimizer, 1)
     state = optimizer.state_dict()
-    assert [entry.keys() for entry in state["state"].values()] == [entry.keys() for entry in fresh["state"].values()]
+    assert [entry.keys() for entry in state["state"].values()] == [
+        entry.keys() for entry in fresh["state"].values()
+    ]
     for p, entry in zip(model.parameters(), state["state"].values(), strict=True):
         assert entry["velocity"].shape == entry["master"].shape == p.shape
         assert entry["master"].dtype is entry["velocity"].dtype is torch.float32
@@ -109,7 +115,12 @@ def test_contents(cov):
 
 
 def test_a_state_of_pyrfd(cov):
-    moments = {"mean": cov.mean, "variance": tuple(cov.var_reg), "gradient_var": tuple(cov.g_var_reg), "dims": cov.dims}
+    moments = {
+        "mean": cov.mean,
+        "variance": tuple(cov.var_reg),
+        "gradient_var": tuple(cov.g_var_reg),
+        "dims": cov.dims,
+    }
     theirs, ours = network(), network()
     published = pyrfd.RFD(
         theirs.parameters(), covariance_model=pyrfd.SquaredExponential(**moments), momentum=0.9, lr=1e-2
