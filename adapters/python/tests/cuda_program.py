@@ -1,6 +1,7 @@
 """Steps of RFD on a CUDA driver whose one GPU is the kernels' CPU shim; run by test_cuda.py.
 
-PyTorch knows nothing of that driver, so tensors are CPU tensors in the driver's memory that say they are on a device.
+PyTorch knows nothing of that driver, so tensors are CPU tensors in the driver's memory that say they are on a
+device.
 """
 
 import contextlib

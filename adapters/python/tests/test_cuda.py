@@ -1,4 +1,4 @@
-"""CUDA tensors: on a GPU where there is one, and everywhere on a driver whose GPU is the kernels' CPU shim."""
+"""CUDA tensors: on a GPU where there is one, and on a driver whose GPU is the kernels' CPU shim."""
 
 import os
 import shutil
