@@ -154,15 +154,7 @@ class IsotropicCovariance:
             Names the column that is missing, the sample that is outside its domain, or says which samples are
             missing. The model is as it was.
         """
-        losses = _column(df, "loss")
-        squares = _column(df, "sq_grad_norm") if "sq_grad_norm" in df else _column(df, "grad_norm") ** 2
-        sizes = _column(df, "batchsize")
-        if np.any(sizes != np.floor(sizes)) or np.any(sizes < 1):
-            row = int(np.argmax((sizes != np.floor(sizes)) | (sizes < 1)))
-            raise ValueError(f"row {row}: batchsize {sizes[row]} must be a whole number of at least 1")
-        batch_sizes = sizes.astype(np.uint64)
-        if not len(losses) == len(squares) == len(batch_sizes):
-            raise ValueError("the columns loss, grad_norm and batchsize must have equal length")
+        losses, squares, batch_sizes = samples(df)
         fitted = struct("rfd_fit")
         check(
             lib.rfd_fit_array(
@@ -348,6 +340,22 @@ class Matern(IsotropicCovariance):
 
     def _parameters(self) -> dict[str, float]:
         return {"nu": self.nu}
+
+
+def samples(df: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Losses, squared gradient norms and batch sizes (uint64) of a table; ValueError as of `fit`."""
+    losses = _column(df, "loss")
+    squares = _column(df, "sq_grad_norm") if "sq_grad_norm" in df else _column(df, "grad_norm") ** 2
+    sizes = _column(df, "batchsize")
+    # Written so that a NaN is found too.
+    whole = (sizes == np.floor(sizes)) & (sizes >= 1)
+    if not np.all(whole):
+        row = int(np.argmin(whole))
+        raise ValueError(f"row {row}: batchsize {sizes[row]} must be a whole number of at least 1")
+    batch_sizes = sizes.astype(np.uint64)
+    if not len(losses) == len(squares) == len(batch_sizes):
+        raise ValueError("the columns loss, grad_norm and batchsize must have equal length")
+    return losses, squares, batch_sizes
 
 
 def _column(df: Any, name: str) -> np.ndarray:
