@@ -118,6 +118,17 @@ class Reduction:
                     )
         if group is None or dist.get_world_size(group) == 1:
             return None
+        for place, param in zip(places, params):
+            if getattr(param, "_fsdp_flattened", False):
+                raise ValueError(
+                    f"tensor `{place.name}` belongs to FullyShardedDataParallel, which does not say what it "
+                    "is a shard of; use fully_shard (FSDP2)"
+                )
+            if is_sharded(param) and any(placement.is_partial() for placement in param.placements):
+                raise ValueError(
+                    f"tensor `{place.name}` is placed as {param.placements}, whose sum is yet to be made; "
+                    "redistribute the parameter first"
+                )
         held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
         gathered: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(gathered, (settings, held), group=group)

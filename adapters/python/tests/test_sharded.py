@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -351,6 +351,17 @@ def refused(_):
     p.grad = distribute_tensor(torch.ones(8), mesh, [Replicate()])
     with pytest.raises(ValueError, match="`weight` is placed as .* but its gradient as"):
         optimizer.step(loss=2.0)
+
+    # What FullyShardedDataParallel, which runs on accelerators only, marks its parameters with.
+    p = torch.nn.Parameter(torch.ones(8))
+    p._fsdp_flattened = True
+    p.grad = torch.ones(8)
+    with pytest.raises(ValueError, match=r"`weight` belongs to FullyShardedDataParallel.*use fully_shard"):
+        RFD([("weight", p)], covariance_model=COV).step(loss=2.0)
+    p = torch.nn.Parameter(DTensor.from_local(torch.ones(8), mesh, [Partial()]))
+    p.grad = DTensor.from_local(torch.ones(8), mesh, [Partial()])
+    with pytest.raises(ValueError, match="`weight` is placed as .*Partial.*redistribute"):
+        RFD([("weight", p)], covariance_model=COV).step(loss=2.0)
 
 
 def pipeline(_):
