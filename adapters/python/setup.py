@@ -17,6 +17,8 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+if not (ROOT / "include/rfdescent.h").is_file():
+    sys.exit("the package is built inside the rfdescent repository, which has the library that it carries")
 
 
 def version() -> str:
@@ -60,8 +62,6 @@ class BuildPy(build_py):
         super().run()
         from cffi import FFI
 
-        if not (ROOT / "include/rfdescent.h").is_file():
-            sys.exit(f"{ROOT} has no include/rfdescent.h: build the package inside the rfdescent repository")
         package = HERE / "rfdescent" if self.editable_mode else Path(self.build_lib) / "rfdescent"
         package.mkdir(parents=True, exist_ok=True)
         built = build_library()

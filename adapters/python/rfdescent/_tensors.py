@@ -55,8 +55,7 @@ def check_parameter(name: str, param: Tensor) -> None:
     if not is_dense(param):
         raise ValueError(
             f"tensor `{name}` has shape {tuple(param.shape)} and strides {param.stride()}, which leave gaps "
-            "or overlap, so it "
-            "can't be updated in place; make the parameter from tensor.contiguous()"
+            "or overlap, so it can't be updated in place; make the parameter from tensor.contiguous()"
         )
 
 
@@ -65,8 +64,7 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
     if grad.layout is not torch.strided:
         raise ValueError(
             f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = "
-            "param.grad.to_dense(), or set "
-            "sparse=False in the layer it is of"
+            "param.grad.to_dense(), or set sparse=False in the layer it is of"
         )
     if grad.shape != param.shape:
         raise ValueError(
@@ -88,8 +86,7 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
     if not _same_order(param, grad):
         raise ValueError(
             f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out "
-            "alike with "
-            "param.grad = torch.empty_like(param).copy_(param.grad)"
+            "alike with param.grad = torch.empty_like(param).copy_(param.grad)"
         )
 
 

@@ -198,8 +198,8 @@ class RFD(torch.optim.Optimizer):
             if scaled:
                 raise RuntimeError(
                     "a closure can't be used with a gradient scaler, which must see the gradients before "
-                    "the step: call "
-                    "scaler.scale(loss).backward() and then scaler.step(optimizer, loss=loss)"
+                    "the step: call scaler.scale(loss).backward() and then scaler.step(optimizer, "
+                    "loss=loss)"
                 )
             with torch.enable_grad():
                 evaluated = closure()
@@ -497,8 +497,7 @@ class RFD(torch.optim.Optimizer):
                 if values.shape != param.shape:
                     raise ValueError(
                         f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} "
-                        f"{tuple(values.shape)}; "
-                        "load the state into an optimizer for the same parameters"
+                        f"{tuple(values.shape)}; load the state into an optimizer for the same parameters"
                     )
                 # Whose it is may go on changing it.
                 entry[kind] = values.clone()
@@ -517,8 +516,7 @@ def _number(group: dict[str, Any], key: str) -> float:
     if isinstance(value, Tensor) and value.device.type != "cpu":
         raise TypeError(
             f"{key} is a tensor on {value.device}, which would have to be waited for; give a number, and "
-            "call push_settings() "
-            "between replays of a CUDA graph"
+            "call push_settings() between replays of a CUDA graph"
         )
     try:
         return float(value)

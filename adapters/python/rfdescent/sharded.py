@@ -113,8 +113,7 @@ class Reduction:
                 if is_sharded(param) and param.device_mesh.size() > 1:
                     raise ValueError(
                         f"tensor `{place.name}` is a DTensor of several processes, but process_group is "
-                        "None; leave it out, "
-                        "or give their group"
+                        "None; leave it out, or give their group"
                     )
         if group is None or dist.get_world_size(group) == 1:
             return None
@@ -137,8 +136,7 @@ class Reduction:
             if theirs != gathered[0][0]:
                 raise RuntimeError(
                     f"covariance model or options of process {other} differ from those of process 0; fit "
-                    "once and share the "
-                    "model, for example through a file"
+                    "once and share the model, for example through a file"
                 )
         earlier = {key for _, keys in gathered[:rank] for key in keys}
         return cls(
@@ -207,8 +205,7 @@ def local_gradient(name: str, param: Tensor) -> Tensor | None:
         if not any(placement.is_partial() for placement in grad.placements):
             raise ValueError(
                 f"tensor `{name}` is placed as {param.placements} but its gradient as {grad.placements}; "
-                "set param.grad = "
-                "param.grad.redistribute(placements=param.placements)"
+                "set param.grad = param.grad.redistribute(placements=param.placements)"
             )
         # Sums that autograd has left for the optimizer to add up.
         grad = grad.redistribute(placements=param.placements)
