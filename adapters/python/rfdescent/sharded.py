@@ -96,7 +96,10 @@ class Reduction:
 
     group: dist.ProcessGroup
     places: list[TensorPlace]
-    buffer: Tensor | None = None
+    # Squared norm, the same with length-scale factors, loss, found_inf.
+    _buffer: Tensor | None = None
+    # Where the engine's norm lies, and a view of it.
+    _norm: tuple[int, Tensor] | None = None
 
     @classmethod
     def over(
@@ -150,12 +153,10 @@ class Reduction:
     def step(self, engine: Engine, scalars: Scalars) -> StepReport | None:
         """A step of all processes."""
         device = engine.device
-        if self.buffer is None:
-            # Squared norm, the same with length-scale factors, loss, found_inf.
-            self.buffer = torch.empty(4, dtype=torch.float64, device=device)
-        buffer = self.buffer
-        norm = engine.squared_norm()
-        buffer[:2].copy_(_two_doubles(norm, device))
+        if self._buffer is None or self._buffer.device != device:
+            self._buffer = torch.empty(4, dtype=torch.float64, device=device)
+        buffer = self._buffer
+        buffer[:2] = self._two_doubles(engine.squared_norm(), device)
         buffer[2] = scalars.loss
         buffer[2] /= dist.get_world_size(self.group)
         buffer[3] = 0.0 if scalars.found_inf is None else scalars.found_inf
@@ -166,6 +167,15 @@ class Reduction:
             loss, found_inf = buffer[2], buffer[3].to(torch.float32)
         return engine.step(Scalars(loss, scalars.grad_scale, found_inf), norm=buffer)
 
+    def _two_doubles(self, pointer: Any, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64)
+        address = int(ffi.cast("uintptr_t", pointer))
+        # Kept: PyTorch asks the driver about the address, which it must not while a graph is captured.
+        if self._norm is None or self._norm[0] != address:
+            self._norm = (address, torch.as_tensor(_DeviceMemory(address), device=device))
+        return self._norm[1]
+
 
 class _DeviceMemory:
     """Device memory of the library, as torch.as_tensor takes it without a copy."""
@@ -174,15 +184,9 @@ class _DeviceMemory:
         self.__cuda_array_interface__ = {
             "shape": (2,),
             "typestr": "<f8",
-            "data": (address, True),
+            "data": (address, False),
             "version": 2,
         }
-
-
-def _two_doubles(pointer: Any, device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64)
-    return torch.as_tensor(_DeviceMemory(int(ffi.cast("uintptr_t", pointer))), device=device)
 
 
 def local_gradient(name: str, param: Tensor) -> Tensor | None:

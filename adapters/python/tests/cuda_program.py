@@ -6,12 +6,16 @@ device.
 
 import contextlib
 import ctypes
+import math
 import sys
 import types
 
 import torch
+import torch.distributed as dist
 
 from rfdescent import RFD, SquaredExponential
+from rfdescent._engine import TensorPlace
+from rfdescent.sharded import Reduction
 
 driver = ctypes.CDLL("libcuda.so.1")
 DEVICE = torch.device("cuda", 0)
@@ -160,6 +164,43 @@ def graph():
         except RuntimeError as error:
             assert "take one step before capturing" in str(error)
         first.found_inf = None
+
+
+def sharded_steps():
+    """The split form, as of two processes that hold the same."""
+    empty = torch.empty
+    torch.empty = lambda *size, device=None, **options: (
+        on_device(empty(*size, **options)) if device == DEVICE else empty(*size, **options)
+    )
+    torch.as_tensor = lambda memory, device: from_address(memory.__cuda_array_interface__, device)
+    dist.get_world_size = lambda group: 2
+    dist.all_reduce = lambda buffer, group: buffer.mul_(2)
+    (here, cpu), (there, device) = make({"momentum": 0.5})
+    for optimizer in (cpu, device):
+        optimizer._reduction = Reduction(None, [TensorPlace(name, 0) for name in optimizer._names()])
+    for found in (None, 0.0, 1.0, None):
+        set_grads(here, there)
+        for optimizer, place in ((cpu, lambda x: x), (device, on_device)):
+            if found is not None:
+                optimizer.grad_scale, optimizer.found_inf = (
+                    place(torch.tensor(8.0)),
+                    place(torch.tensor(found)),
+                )
+            optimizer.step(loss=place(torch.tensor(2.25)))
+            optimizer.grad_scale = optimizer.found_inf = None
+        check(here, there, cpu, device)
+    square = sum(float(p.grad.double().square().sum()) for p in here)
+    assert math.isclose(device.last_step.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
+    assert device.last_step.loss == 2.25
+    assert (device.last_step.applied_steps, device.last_step.skipped_steps) == (3, 1)
+
+
+def from_address(memory, device):
+    assert (device, memory["shape"], memory["typestr"]) == (DEVICE, (2,), "<f8")
+    address, read_only = memory["data"]
+    # PyTorch refuses memory that is for reading only.
+    assert not read_only
+    return torch.frombuffer((ctypes.c_char * 16).from_address(address), dtype=torch.float64)
 
 
 def errors():
