@@ -7,6 +7,8 @@ import torch
 
 from rfdescent import SquaredExponential
 
+# Threads only wait for each other at these sizes, for long where other programs use the processors too.
+torch.set_num_threads(1)
 SHARED = Path(__file__).resolve().parents[4] / "shared"
 
 
