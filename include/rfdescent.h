@@ -359,6 +359,21 @@ typedef struct rfd_progress {
 typedef int32_t (*rfd_progress_callback)(void *user_data, const struct rfd_progress *progress);
 
 /**
+ * Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of `batch_sizes[i]`
+ * examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results can be waited for once.
+ *
+ * Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when it returns
+ * another number than 0 to end the run.
+ */
+typedef int32_t (*rfd_sample_many_callback)(void *user_data,
+                                            size_t count,
+                                            const uint64_t *batch_sizes,
+                                            const uint64_t *seeds,
+                                            double *losses,
+                                            double *sq_grad_norms,
+                                            size_t *done);
+
+/**
  * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step size.
  */
 typedef struct rfd_group {
@@ -1081,6 +1096,20 @@ rfd_status rfd_auto_fit(const struct rfd_auto_fit_options *options,
                         struct rfd_fit *fit,
                         struct rfd_statistics **statistics,
                         struct rfd_buffer **warnings);
+
+/**
+ * The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once; `progress`
+ * hears of these together. A cache that one of both began, the other goes on from, with the same samples.
+ */
+rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
+                             uint64_t dims,
+                             size_t most_at_once,
+                             rfd_sample_many_callback sample,
+                             rfd_progress_callback progress,
+                             void *user_data,
+                             struct rfd_fit *fit,
+                             struct rfd_statistics **statistics,
+                             struct rfd_buffer **warnings);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).

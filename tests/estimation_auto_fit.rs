@@ -43,6 +43,23 @@ impl Sampler for Simulated {
     }
 }
 
+/// Draws up to 7 at once, and fails in the middle of some.
+struct Many(Simulated);
+
+impl Sampler for Many {
+    fn dims(&self) -> u64 {
+        self.0.dims()
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> Result<BatchSample, SamplerError> {
+        self.0.sample(batch_size, seed)
+    }
+
+    fn most_at_once(&self) -> usize {
+        7
+    }
+}
+
 fn go_on(_: &Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
@@ -87,6 +104,37 @@ fn reaches_the_tolerance_with_the_right_moments() {
         assert_eq!((last.samples, last.batches), (fitted.fit.samples, fitted.fit.batches));
         println!("{design}: {} examples", fitted.fit.samples);
     }
+}
+
+#[test]
+fn many_at_once_are_the_same_samples_and_what_came_before_a_failure_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let one_by_one = small(None).run(&mut cost(), &mut go_on).unwrap();
+    let mut reports = 0;
+    let together = small(None).run(&mut Many(cost()), &mut |_| {
+        reports += 1;
+        ControlFlow::Continue(())
+    });
+    let together = together.unwrap();
+    assert_eq!((&together.fit, &together.statistics), (&one_by_one.fit, &one_by_one.statistics));
+    assert!(reports > one_by_one.fit.batches / 7 && reports < one_by_one.fit.batches, "{reports}");
+
+    let cache = folder.path().join("samples.csv");
+    let fail_at = Some(10); // the fourth of the second seven
+    let error = small(Some(&cache)).run(&mut Many(Simulated { fail_at, ..cost() }), &mut go_on).unwrap_err();
+    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert_eq!(read_samples(&cache).unwrap().len(), 10);
+    let resumed = small(Some(&cache)).run(&mut Many(cost()), &mut go_on).unwrap();
+    assert_eq!(resumed.fit, one_by_one.fit);
+
+    // The budget ends within seven: as many samples, so the same fit or the same failure.
+    let budget = AutoFit { max_budget: 5000, tolerance: 1e-3, ..small(None) };
+    let outcome =
+        |run: rfdescent::Result<AutoFitted>| run.map(|run| run.fit).map_err(|error| error.to_string());
+    assert_eq!(
+        outcome(budget.run(&mut Many(cost()), &mut go_on)),
+        outcome(budget.run(&mut cost(), &mut go_on))
+    );
 }
 
 #[test]

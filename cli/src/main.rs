@@ -10,6 +10,7 @@ mod machine;
 mod network;
 mod numbers;
 mod output;
+mod plot;
 mod progress;
 mod seed;
 mod terminal;

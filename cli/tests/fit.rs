@@ -111,6 +111,78 @@ fn the_model_file_holds_the_fit() {
     assert_eq!(got["model"], "matern:1.5");
 }
 
+fn count(text: &str, what: &str) -> usize {
+    text.matches(what).count()
+}
+
+#[test]
+fn a_plot_shows_every_sample_and_the_step_sizes_only_with_dims() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let plot = folder.path().join("fit.svg");
+    let plotted = |more: &[&str]| {
+        fit().arg(&samples).args(["--tolerance", "9", "--plot"]).arg(&plot).args(more).assert().success();
+        let text = fs::read_to_string(&plot).unwrap();
+        assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
+        for label in ["batch size b", "loss L", "(L − μ)²", "‖g‖²", "N(0, 1)", "χ²(1)", "8 mini-batches"]
+        {
+            assert!(text.contains(label), "{label}");
+        }
+        // 8 samples in each of six panels, and two in the key.
+        assert_eq!(count(&text, "<circle"), 6 * 8 + 2);
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        text
+    };
+    let without = plotted(&[]);
+    assert!(!without.contains("step size"));
+    let with = plotted(&["--dims", "1000"]);
+    assert!(with.contains("step size η") && with.contains("plateau") && with.contains("k = 1000"));
+    assert_ne!(plotted(&["--dims", "1000", "--model", "matern:1.5"]), with);
+    // Nothing random, nothing left beside it.
+    assert_eq!(plotted(&["--dims", "1000"]), with);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_plot_of_many_or_far_spread_samples_is_small_and_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("many.csv");
+    let mut text = String::from("loss,sq_grad_norm,batchsize\n");
+    for i in 0..30_000 {
+        let (b, sign): (f64, f64) = ([20.0, 50.0, 225.0, 1000.0][i % 4], if i % 8 < 4 { 1.0 } else { -1.0 });
+        let spread = (0.01 + 0.8 / b).sqrt() * (1.0 + 1e-3 * (i % 13) as f64);
+        // Losses around 1e20 and norms up to the largest that are taken.
+        text += &format!("{},{},{b}\n", 1e20 * (1.0 + sign * spread), 1e119 * (1.0 + 1.0 / b));
+    }
+    fs::write(&path, text).unwrap();
+    let plot = folder.path().join("many.SVG");
+    fit().arg(&path).args(["--dims", "1000000000000", "--plot"]).arg(&plot).assert().success();
+    let text = fs::read_to_string(&plot).unwrap();
+    assert_eq!(count(&text, "<circle"), 6 * 2000 + 2);
+    assert!(text.trim_end().ends_with("</svg>") && !text.contains("NaN") && !text.contains("inf"));
+    assert!(text.len() < 3_000_000, "{}", text.len());
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_named_and_leaves_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = exact_samples(folder.path());
+    let fit = |plot: &Path| {
+        let mut command = fit();
+        command.arg(&samples).args(["--tolerance", "9", "--dims", "10", "--output"]);
+        command.arg(folder.path().join("model.svg")).arg("--plot").arg(plot);
+        command
+    };
+    refused(&mut fit(Path::new("fit.png")), 2, &["--plot fit.png", ".svg"]);
+    refused(&mut fit(Path::new("fit")), 2, &["--plot fit", ".svg"]);
+    refused(&mut fit(&folder.path().join("model.svg")), 2, &["--plot", "--output"]);
+    refused(&mut fit(&folder.path().join("missing/fit.svg")), 1, &["missing/fit.svg"]);
+    let taken = folder.path().join("folder.svg");
+    fs::create_dir(&taken).unwrap();
+    refused(&mut fit(&taken), 1, &["folder.svg", "is a folder"]);
+    assert!(!folder.path().join("model.svg").exists());
+}
+
 /// One line, the given words, the given status, nothing on standard output.
 fn refused(command: &mut Command, code: i32, words: &[&str]) {
     let assert = command.assert().code(code).stdout("");

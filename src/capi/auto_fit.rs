@@ -9,7 +9,7 @@ use super::fit::rfd_fit;
 use super::pointers::{Out, OutStruct, Versioned, initialise, path, read};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
-use crate::estimation::{AutoFit, BatchSample, Progress};
+use crate::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
 
 /// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
 /// writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.
@@ -23,6 +23,23 @@ pub type rfd_sample_callback = Option<
         seed: u64,
         loss: *mut f64,
         sq_grad_norm: *mut f64,
+    ) -> i32,
+>;
+
+/// Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of `batch_sizes[i]`
+/// examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results can be waited for once.
+///
+/// Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when it returns
+/// another number than 0 to end the run.
+pub type rfd_sample_many_callback = Option<
+    unsafe extern "C" fn(
+        user_data: *mut c_void,
+        count: usize,
+        batch_sizes: *const u64,
+        seeds: *const u64,
+        losses: *mut f64,
+        sq_grad_norms: *mut f64,
+        done: *mut usize,
     ) -> i32,
 >;
 
@@ -120,6 +137,65 @@ impl rfd_auto_fit_options {
 #[error("the sample callback returned {0}")]
 pub(super) struct CallbackError(i32);
 
+/// The callback of rfd_auto_fit_many as a sampler.
+struct Many {
+    dims: u64,
+    most_at_once: usize,
+    sample: unsafe extern "C" fn(
+        *mut c_void,
+        usize,
+        *const u64,
+        *const u64,
+        *mut f64,
+        *mut f64,
+        *mut usize,
+    ) -> i32,
+    user_data: *mut c_void,
+}
+
+impl Sampler for Many {
+    fn dims(&self) -> u64 {
+        self.dims
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> std::result::Result<BatchSample, SamplerError> {
+        let mut drawn = Vec::new();
+        self.sample_many(&[BatchRequest { batch_size, seed }], &mut drawn)?;
+        drawn.pop().ok_or_else(|| "the sample callback gave no sample".into())
+    }
+
+    fn most_at_once(&self) -> usize {
+        self.most_at_once
+    }
+
+    fn sample_many(
+        &mut self,
+        requests: &[BatchRequest],
+        drawn: &mut Vec<BatchSample>,
+    ) -> std::result::Result<(), SamplerError> {
+        let count = requests.len();
+        let batch_sizes: Vec<u64> = requests.iter().map(|request| request.batch_size).collect();
+        let seeds: Vec<u64> = requests.iter().map(|request| request.seed).collect();
+        // What a callback does not write is refused as not finite.
+        let (mut losses, mut squares, mut done) = (vec![f64::NAN; count], vec![f64::NAN; count], 0);
+        // SAFETY: a function of this type that does not unwind, says the header; all lists have `count` elements.
+        let code = unsafe {
+            (self.sample)(
+                self.user_data,
+                count,
+                batch_sizes.as_ptr(),
+                seeds.as_ptr(),
+                losses.as_mut_ptr(),
+                squares.as_mut_ptr(),
+                &raw mut done,
+            )
+        };
+        let samples = losses.into_iter().zip(squares).take(done);
+        drawn.extend(samples.map(|(loss, sq_grad_norm)| BatchSample { loss, sq_grad_norm }));
+        if code == 0 { Ok(()) } else { Err(CallbackError(code).into()) }
+    }
+}
+
 /// Sets all options to their defaults; `size` is sizeof(rfd_auto_fit_options).
 ///
 /// `options` must not be null. Any thread.
@@ -156,15 +232,7 @@ pub unsafe extern "C" fn rfd_auto_fit(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (options, fit, statistics, warnings) = unsafe {
-            let options = if options.is_null() { rfd_auto_fit_options::DEFAULT } else { read(options)? };
-            (
-                options.convert()?,
-                OutStruct::new(fit)?,
-                Out::optional(statistics, "statistics")?,
-                Out::optional(warnings, "warnings")?,
-            )
-        };
+        let call = unsafe { Call::new(options, fit, statistics, warnings)? };
         let Some(sample) = sample else { return Err(Failure::new(RFD_ERROR_NULL, "sample is null")) };
         let evaluate = |batch_size: u64, seed: u64| {
             // What a callback does not write is refused as not finite.
@@ -175,6 +243,74 @@ pub unsafe extern "C" fn rfd_auto_fit(
             };
             if code == 0 { Ok(drawn) } else { Err(CallbackError(code).into()) }
         };
+        // SAFETY: as the header says.
+        unsafe { call.run(&mut (dims, evaluate), progress, user_data) }
+    })
+}
+
+/// The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once; `progress`
+/// hears of these together. A cache that one of both began, the other goes on from, with the same samples.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_auto_fit_many(
+    options: *const rfd_auto_fit_options,
+    dims: u64,
+    most_at_once: usize,
+    sample: rfd_sample_many_callback,
+    progress: rfd_progress_callback,
+    user_data: *mut c_void,
+    fit: *mut rfd_fit,
+    statistics: *mut *mut rfd_statistics,
+    warnings: *mut *mut rfd_buffer,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let call = unsafe { Call::new(options, fit, statistics, warnings)? };
+        let Some(sample) = sample else { return Err(Failure::new(RFD_ERROR_NULL, "sample is null")) };
+        if most_at_once == 0 {
+            return Err(Failure::invalid("most_at_once", most_at_once, "must be at least 1"));
+        }
+        // SAFETY: as the header says.
+        unsafe { call.run(&mut Many { dims, most_at_once, sample, user_data }, progress, user_data) }
+    })
+}
+
+/// What a run is asked to do and where its results go.
+struct Call {
+    options: AutoFit,
+    fit: OutStruct<rfd_fit>,
+    statistics: Option<Out<*mut rfd_statistics>>,
+    warnings: Option<Out<*mut rfd_buffer>>,
+}
+
+impl Call {
+    /// # Safety
+    /// What the header says of these pointers.
+    unsafe fn new(
+        options: *const rfd_auto_fit_options,
+        fit: *mut rfd_fit,
+        statistics: *mut *mut rfd_statistics,
+        warnings: *mut *mut rfd_buffer,
+    ) -> Result<Self> {
+        // SAFETY: the caller vouches for them.
+        unsafe {
+            let options = if options.is_null() { rfd_auto_fit_options::DEFAULT } else { read(options)? };
+            Ok(Call {
+                options: options.convert()?,
+                fit: OutStruct::new(fit)?,
+                statistics: Out::optional(statistics, "statistics")?,
+                warnings: Out::optional(warnings, "warnings")?,
+            })
+        }
+    }
+
+    /// # Safety
+    /// `progress` may be called with `user_data`.
+    unsafe fn run(
+        self,
+        sampler: &mut dyn Sampler,
+        progress: rfd_progress_callback,
+        user_data: *mut c_void,
+    ) -> Result<()> {
         let mut report = |now: &Progress| {
             let Some(progress) = progress else { return ControlFlow::Continue(()) };
             let now = rfd_progress {
@@ -191,14 +327,14 @@ pub unsafe extern "C" fn rfd_auto_fit(
                 _ => ControlFlow::Break(()),
             }
         };
-        let fitted = options.run(&mut (dims, evaluate), &mut report)?;
-        fit.set(&fitted.fit.into());
-        if let Some(out) = statistics {
+        let fitted = self.options.run(sampler, &mut report)?;
+        self.fit.set(&fitted.fit.into());
+        if let Some(out) = self.statistics {
             out.set_handle(rfd_statistics::new(fitted.statistics));
         }
-        if let Some(out) = warnings {
+        if let Some(out) = self.warnings {
             out.set_handle(rfd_buffer::new(fitted.warnings.join("\n")));
         }
         Ok(())
-    })
+    }
 }

@@ -20,6 +20,15 @@ pub struct BatchSample {
     pub sq_grad_norm: f64,
 }
 
+/// A mini-batch to evaluate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchRequest {
+    /// The number of examples.
+    pub batch_size: u64,
+    /// What all its randomness should come from.
+    pub seed: u64,
+}
+
 /// What a [`Sampler`] may fail with.
 pub type SamplerError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -37,6 +46,27 @@ pub trait Sampler {
     /// # Errors
     /// Whatever prevents that; it ends the run, samples drawn before stay in the cache.
     fn sample(&mut self, batch_size: u64, seed: u64) -> std::result::Result<BatchSample, SamplerError>;
+
+    /// How many mini-batches [`sample_many`](Self::sample_many) takes at once, at least 1. More than 1 is for devices, whose
+    /// results are costly to wait for one by one; an interruption loses that many at most.
+    fn most_at_once(&self) -> usize {
+        1
+    }
+
+    /// Evaluates mini-batches and adds their results to `drawn`, in this order.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample). The results added before count.
+    fn sample_many(
+        &mut self,
+        requests: &[BatchRequest],
+        drawn: &mut Vec<BatchSample>,
+    ) -> std::result::Result<(), SamplerError> {
+        for request in requests {
+            drawn.push(self.sample(request.batch_size, request.seed)?);
+        }
+        Ok(())
+    }
 }
 
 impl<F> Sampler for (u64, F)
@@ -143,7 +173,8 @@ const LARGEST_BATCH: u64 = 1 << 20;
 impl AutoFit {
     /// Draws and fits until the tolerance or the budget is reached.
     ///
-    /// `progress` is called once before the first sample is drawn and after each one; [`ControlFlow::Break`] stops the run.
+    /// `progress` is called once before the first sample is drawn and after each one (of a sampler that draws many at once,
+    /// after these); [`ControlFlow::Break`] stops the run.
     /// A run that ends at its budget returns its fit with a warning that says how many more examples are needed.
     ///
     /// # Errors
@@ -348,33 +379,61 @@ impl<'a> Run<'a> {
             if !self.reported {
                 self.report()?;
             }
-            let index = self.statistics.batches();
-            let batch_size = design.quantile(quantile(self.options.seed, index));
-            if self.statistics.samples().saturating_add(batch_size) > self.options.max_budget {
+            let requests = self.requests(design, end);
+            if requests.is_empty() {
                 return Ok(Advance::OutOfBudget);
             }
-            self.draw(index, batch_size)?;
+            self.draw(&requests)?;
             self.report()?;
         }
         Ok(Advance::Done)
     }
 
-    fn draw(&mut self, index: u64, batch_size: u64) -> Result<()> {
-        let failed = |source: SamplerError| -> Error {
-            let cache = self.options.cache.clone();
-            EstimationError::Sampler { index, batch_size, cache, source }.into()
-        };
-        let BatchSample { loss, sq_grad_norm } =
-            self.sampler.sample(batch_size, stream(self.options.seed, index)).map_err(failed)?;
-        Sample { loss, sq_grad_norm, batch_size }.validate().map_err(|e| failed(e.into()))?;
+    /// The next mini-batches: as many as the sampler takes, until there are `end` examples or the budget is used up.
+    fn requests(&self, design: &Design, end: u64) -> Vec<BatchRequest> {
+        let (seed, max_budget) = (self.options.seed, self.options.max_budget);
+        let (mut index, mut samples) = (self.statistics.batches(), self.statistics.samples());
+        let mut requests = Vec::new();
+        while samples < end && requests.len() < self.sampler.most_at_once().max(1) {
+            let batch_size = design.quantile(quantile(seed, index));
+            samples = samples.saturating_add(batch_size);
+            if samples > max_budget {
+                break;
+            }
+            requests.push(BatchRequest { batch_size, seed: stream(seed, index) });
+            index += 1;
+        }
+        requests
+    }
+
+    fn draw(&mut self, requests: &[BatchRequest]) -> Result<()> {
+        let mut drawn = Vec::with_capacity(requests.len());
+        let outcome = self.sampler.sample_many(requests, &mut drawn);
+        for (request, sample) in requests.iter().zip(&drawn) {
+            self.keep(request.batch_size, sample)?;
+        }
+        let Some(missing) = requests.get(drawn.len()) else { return Ok(()) };
+        let source = outcome.err().unwrap_or_else(|| "the sampler gave fewer samples than asked for".into());
+        Err(self.failed(missing.batch_size, source))
+    }
+
+    fn keep(&mut self, batch_size: u64, &BatchSample { loss, sq_grad_norm }: &BatchSample) -> Result<()> {
+        let checked = Sample { loss, sq_grad_norm, batch_size }.validate();
+        checked.map_err(|e| self.failed(batch_size, e.into()))?;
         // The cache stores the norm: take what a resumed run will read.
         let grad_norm = sq_grad_norm.sqrt();
         let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
-        self.statistics.push(&sample).map_err(|e| failed(e.into()))?;
+        self.statistics.push(&sample).map_err(|e| self.failed(batch_size, e.into()))?;
         match &mut self.cache {
             Some(cache) => cache.append(loss, grad_norm, batch_size),
             None => Ok(()),
         }
+    }
+
+    /// The error of the next sample.
+    fn failed(&self, batch_size: u64, source: SamplerError) -> Error {
+        let (index, cache) = (self.statistics.batches(), self.options.cache.clone());
+        EstimationError::Sampler { index, batch_size, cache, source }.into()
     }
 
     fn report(&mut self) -> Result<()> {

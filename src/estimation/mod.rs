@@ -14,7 +14,7 @@ mod least_squares;
 mod samples;
 mod statistics;
 
-pub use auto_fit::{AutoFit, AutoFitted, BatchSample, Progress, Sampler, SamplerError};
+pub use auto_fit::{AutoFit, AutoFitted, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
 pub use design::{Design, DesignKind, DesignProblem};
 pub use diagnostics::Diagnostics;
 pub use error::EstimationError;

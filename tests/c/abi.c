@@ -324,6 +324,19 @@ static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, doubl
     return 0;
 }
 
+static int32_t sample_many(void *user_data, size_t count, const uint64_t *batch_sizes, const uint64_t *seeds, double *losses,
+                           double *sq_grad_norms, size_t *done) {
+    CHECK(count >= 1 && count <= 16 && *done == 0);
+    for (size_t i = 0; i < count; i++) {
+        int32_t code = sample(user_data, batch_sizes[i], seeds[i], &losses[i], &sq_grad_norms[i]);
+        if (code != 0) {
+            return code;
+        }
+        *done = i + 1;
+    }
+    return 0;
+}
+
 static int32_t progress(void *user_data, const rfd_progress *now) {
     user_t *user = user_data;
     CHECK(now->size == sizeof *now && now->tolerance == 0.3 && now->batches == (uint64_t)user->samples);
@@ -374,6 +387,21 @@ static void auto_fit(void) {
     OK(rfd_auto_fit(&options, 1000, sample, NULL, &rest, &resumed, NULL, NULL));
     CHECK(rest.samples == user.samples - 59 - 9 - 2);
     CHECK(resumed.batches == fit.batches && fabs(resumed.variance / fit.variance - 1) < 1e-9);
+
+    /* Up to 16 at once: the same samples, of which those before a failure are kept. */
+    strcpy(cache, in_folder("many.csv"));
+    resumed = (rfd_fit){.size = sizeof resumed};
+    user_t breaking = {.fail_at = 60};
+    FAILS(RFD_ERROR_CALLBACK, "returned 42",
+          rfd_auto_fit_many(&options, 1000, 16, sample_many, progress, &breaking, &resumed, NULL, NULL));
+    CHECK(resumed.batches == 0);
+    rest = (user_t){0};
+    OK(rfd_auto_fit_many(&options, 1000, 16, sample_many, NULL, &rest, &resumed, NULL, NULL));
+    CHECK(rest.samples == user.samples - 59 && resumed.batches == fit.batches);
+    CHECK(fabs(resumed.variance / fit.variance - 1) < 1e-9);
+    FAILS(RFD_ERROR_NULL, "sample", rfd_auto_fit_many(NULL, 1000, 16, NULL, NULL, NULL, &resumed, NULL, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "most_at_once",
+          rfd_auto_fit_many(NULL, 1000, 0, sample_many, NULL, &rest, &resumed, NULL, NULL));
 
     options.cache = NULL;
     options.max_budget = 7000;

@@ -1,14 +1,15 @@
 //! `rfdescent fit`: a covariance model from a file of samples.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model};
-use rfdescent::estimation::{Diagnostics, Fit, SampleStatistics, fit, read_samples};
+use rfdescent::estimation::{Diagnostics, Fit, Sample, SampleStatistics, fit, read_samples};
 use serde::Serialize;
 
 use crate::error::CliError;
 use crate::files::Prepared;
 use crate::numbers::{fixed, short};
+use crate::plot;
 use crate::terminal::{print, say};
 
 /// Fit mean and variances, and the covariance model they determine, to samples at random initialisations.
@@ -33,6 +34,11 @@ pub struct FitArgs {
     /// Write the fitted model to this file; needs --dims.
     #[arg(long, value_name = "MODEL.json")]
     output: Option<PathBuf>,
+
+    /// Draw how well the fit describes the samples, on one page: losses, squared losses and squared gradient norms against
+    /// the batch size with 95 % bands, their QQ plots and, with --dims, the step sizes of the model.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
 
     /// Print JSON.
     #[arg(long)]
@@ -80,8 +86,11 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         let text = "--output: a model needs the number of parameters: add --dims D";
         return Err(CliError::Usage(text.into()));
     }
+    if let Some(path) = &args.plot {
+        check_plot(path, args.output.as_deref())?;
+    }
 
-    let (statistics, fit) = fitted(args)?;
+    let (samples, statistics, fit) = fitted(args)?;
     let model = match args.dims {
         Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
         None => None,
@@ -95,6 +104,11 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         })
         .ok()
     });
+    let diagnostics = Diagnostics::new(&statistics, &fit, args.dims);
+    let plot = match &args.plot {
+        Some(_) => Some(plot::svg(&samples, &fit, &diagnostics, model.as_ref())?),
+        None => None,
+    };
     let report = Report {
         batches: fit.batches,
         samples: fit.samples,
@@ -113,7 +127,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         length_scale: model.as_ref().map(Model::length_scale),
         asymptotic_learning_rate,
         plateau_step_size: model.as_ref().map(Model::plateau_step_size),
-        diagnostics: Diagnostics::new(&statistics, &fit, args.dims),
+        diagnostics,
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report).map_err(|error| data(args, error))? + "\n"
@@ -121,25 +135,36 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         report.to_text()
     };
     let json = model.as_ref().map(Model::to_json).transpose()?;
-    let file = match (&json, &args.output) {
-        (Some(json), Some(path)) => Some(Prepared::new(path, json.as_bytes())?),
-        _ => None,
-    };
+    let files = [(&args.output, &json), (&args.plot, &plot)];
+    let files = files.into_iter().filter_map(|(path, content)| path.as_ref().zip(content.as_ref()));
+    let files: Vec<Prepared> =
+        files.map(|(path, content)| Prepared::new(path, content.as_bytes())).collect::<Result<_, _>>()?;
     for warning in warnings {
         say(format_args!("warning: {}: {warning}", args.samples.display()));
     }
     print(&text)?;
-    file.map_or(Ok(()), Prepared::commit)
+    files.into_iter().try_for_each(Prepared::commit)
 }
 
-fn fitted(args: &FitArgs) -> Result<(SampleStatistics, Fit), CliError> {
+fn check_plot(path: &Path, output: Option<&Path>) -> Result<(), CliError> {
+    let refuse = |problem| Err(CliError::Usage(format!("--plot {}: {problem}", path.display())));
+    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        return refuse("plots are SVG files: give a name that ends in .svg");
+    }
+    if Some(path) == output {
+        return refuse("is the file of --output too; name another");
+    }
+    Ok(())
+}
+
+fn fitted(args: &FitArgs) -> Result<(Vec<Sample>, SampleStatistics, Fit), CliError> {
     let samples = read_samples(&args.samples)?;
     let mut statistics = SampleStatistics::new();
     for sample in &samples {
         statistics.push(sample).map_err(|error| data(args, error))?;
     }
     let fit = fit(&statistics).map_err(|error| data(args, error))?;
-    Ok((statistics, fit))
+    Ok((samples, statistics, fit))
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {

@@ -1,0 +1,309 @@
+"""The library's optimizer for a fixed list of tensors: one handle, its settings, steps and state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _state
+from ._library import check, ffi, init, lib, struct
+from ._tensors import DEVICES, FORMATS, Table, address
+
+__all__ = ["MODES", "Engine", "GroupSettings", "Scalars", "Settings", "StepReport", "TensorPlace", "validate"]
+
+MODES = {"rfd": lib.RFD_MODE_RFD, "a-rfd": lib.RFD_MODE_A_RFD, "clipped-a-rfd": lib.RFD_MODE_CLIPPED_A_RFD}
+_OUTCOMES = {
+    lib.RFD_OUTCOME_NONE: "none",
+    lib.RFD_OUTCOME_APPLIED: "applied",
+    lib.RFD_OUTCOME_FOUND_INF: "found_inf",
+    lib.RFD_OUTCOME_NON_FINITE_LOSS: "non_finite_loss",
+    lib.RFD_OUTCOME_NON_FINITE_GRADIENT: "non_finite_gradient",
+    lib.RFD_OUTCOME_ZERO_GRADIENT: "zero_gradient",
+    lib.RFD_OUTCOME_INVALID_OPTION: "invalid_option",
+    lib.RFD_OUTCOME_OUT_OF_RANGE: "out_of_range",
+}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did.
+
+    Attributes
+    ----------
+    outcome : str
+        ``applied``, or why the step was skipped and nothing changed: ``found_inf``, ``non_finite_loss``,
+        ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``; ``none`` before the
+        first.
+    loss, grad_norm : float
+        The loss and the Euclidean norm of all gradients, gradient scale removed.
+    sigma_norm : float
+        The norm with length-scale factors, which the step refers to.
+    theta : float
+        Gradient cost quotient; infinite at a loss of the cost's mean or above.
+    step_size, learning_rate : float
+        Length of the step, and the same divided by `sigma_norm`; `lr` included, the largest of the groups'.
+    applied_steps, skipped_steps : int
+        How many so far, this one included.
+    """
+
+    outcome: str
+    loss: float
+    grad_norm: float
+    sigma_norm: float
+    theta: float
+    step_size: float
+    learning_rate: float
+    applied_steps: int
+    skipped_steps: int
+
+
+class GroupSettings(NamedTuple):
+    """The settings of one group, of which `multiplier` is relative to that of all."""
+
+    multiplier: float
+    momentum: float
+    weight_decay: float
+    length_scale_factor: float
+    norm_lock: bool
+
+    def fill(self, group: Any) -> None:
+        """Writes them to an rfd_group."""
+        group.size = ffi.sizeof("rfd_group")
+        group.multiplier = self.multiplier
+        group.momentum = self.momentum
+        group.weight_decay = self.weight_decay
+        group.length_scale_factor = self.length_scale_factor
+        group.flags = lib.RFD_GROUP_NORM_LOCK if self.norm_lock else 0
+
+
+class Settings(NamedTuple):
+    """What all groups share. Those before `multiplier` are fixed for the life of an engine."""
+
+    model: Any
+    mode: str
+    conservatism: float
+    max_step_size: float
+    master_weights: bool
+    stochastic_rounding: int | None
+    multiplier: float
+    inv_batch_size: float
+
+    def fixed(self) -> tuple[Any, ...]:
+        """Those that need a new engine when they change."""
+        return self[:6]
+
+
+class TensorPlace(NamedTuple):
+    """What identifies a tensor, beside its format."""
+
+    name: str
+    group: int
+    in_norm: bool = True
+    offset: int = 0
+
+
+class Scalars(NamedTuple):
+    """Loss, gradient scale and found_inf of a step: numbers, or tensors on the device of the parameters."""
+
+    loss: float | Tensor
+    grad_scale: Any = None
+    found_inf: Any = None
+
+
+def _create(
+    settings: Settings,
+    groups: Sequence[GroupSettings],
+    places: Sequence[TensorPlace],
+    params: Sequence[Tensor],
+    device: torch.device,
+) -> Any:
+    """A handle of the library."""
+    group_array = ffi.new("rfd_group[]", len(groups))
+    for index, group in enumerate(groups):
+        group.fill(group_array[index])
+    flags = lib.RFD_OPTIMIZER_MASTER_WEIGHTS if settings.master_weights else 0
+    if settings.stochastic_rounding is not None:
+        flags |= lib.RFD_OPTIMIZER_STOCHASTIC_ROUNDING
+    options = init(
+        "rfd_optimizer_options",
+        groups=group_array,
+        group_count=len(groups),
+        conservatism=settings.conservatism,
+        inv_batch_size=settings.inv_batch_size,
+        multiplier=settings.multiplier,
+        max_step_size=settings.max_step_size,
+        seed=settings.stochastic_rounding or 0,
+        mode=MODES[settings.mode],
+        flags=flags,
+        device_kind=DEVICES[device.type],
+        device_index=device.index or 0,
+    )
+    specs = ffi.new("rfd_tensor_spec[]", len(places))
+    kept = []
+    for spec, place, param in zip(specs, places, params):
+        name = ffi.new("char[]", place.name.encode())
+        shape = ffi.new("uint64_t[]", list(param.shape))
+        kept += [name, shape]
+        spec.size = ffi.sizeof("rfd_tensor_spec")
+        spec.name, spec.shape, spec.rank = name, shape, param.dim()
+        spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
+        spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
+    output = ffi.new("rfd_optimizer **")
+    check(lib.rfd_optimizer_create(settings.model, options, specs, len(places), output))
+    return ffi.gc(output[0], lib.rfd_optimizer_destroy)
+
+
+def validate(settings: Settings, groups: Sequence[GroupSettings]) -> None:
+    """Raises ValueError, with the library's message, for an option outside its domain."""
+    _create(settings, groups, [], [], torch.device("cpu"))
+
+
+class Engine:
+    """The library's optimizer for tensors of one device.
+
+    Parameters
+    ----------
+    settings, groups
+        Its options.
+    places, params : sequences of equal length
+        The tensors: dense, of one device, those of this process alone in sharded training.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        groups: Sequence[GroupSettings],
+        places: Sequence[TensorPlace],
+        params: Sequence[Tensor],
+    ) -> None:
+        self.device = params[0].device if params else torch.device("cpu")
+        self.settings = settings
+        self.groups = list(groups)
+        self.places = list(places)
+        self.table = Table([place.name for place in places], params)
+        self._handle = _create(settings, groups, places, params, self.device)
+        self._input = init("rfd_step_input")
+        self._report = struct("rfd_step_report")
+        self._norm = ffi.new("double **")
+        if self.device.type == "cuda":
+            # A first step that is captured in a graph could not make them any more.
+            check(
+                lib.rfd_optimizer_init_master_weights(
+                    self._handle, self.table.params, len(self.places), self._stream()
+                )
+            )
+
+    def _stream(self) -> Any:
+        if self.device.type == "cpu":
+            return ffi.NULL
+        return ffi.cast("void *", torch.cuda.current_stream(self.device).cuda_stream)
+
+    def configure(self, settings: Settings, groups: Sequence[GroupSettings]) -> None:
+        """Passes on what has changed, from the next step on."""
+        if settings.multiplier != self.settings.multiplier:
+            check(lib.rfd_optimizer_set_multiplier(self._handle, settings.multiplier, self._stream()))
+        if settings.inv_batch_size != self.settings.inv_batch_size:
+            check(lib.rfd_optimizer_set_inv_batch_size(self._handle, settings.inv_batch_size, self._stream()))
+        self.settings = settings
+        for index, group in enumerate(groups):
+            if group != self.groups[index]:
+                given = struct("rfd_group")
+                group.fill(given)
+                check(lib.rfd_optimizer_set_group(self._handle, index, given, self._stream()))
+                self.groups[index] = group
+
+    def step(self, scalars: Scalars, norm: Tensor | None = None) -> StepReport | None:
+        """One step on the gradients that the table has, or its second half with the squared norms of all
+        processes.
+
+        Returns
+        -------
+        StepReport or None
+            None on a device, where nothing waits for the step.
+        """
+        self._fill(scalars)
+        on_cpu = self.device.type == "cpu"
+        report = self._report if on_cpu else ffi.NULL
+        table, count, stream = self.table, len(self.places), self._stream()
+        if norm is None:
+            status = lib.rfd_optimizer_step(
+                self._handle, table.params, table.grads, count, self._input, stream, report
+            )
+        else:
+            pointer = ffi.cast("double *", norm.data_ptr())
+            status = lib.rfd_optimizer_step_with_norm(
+                self._handle, table.params, table.grads, count, pointer, self._input, stream, report
+            )
+        check(status)
+        return self._read_report() if on_cpu else None
+
+    def _fill(self, scalars: Scalars) -> None:
+        given = self._input
+        if self.device.type == "cpu":
+            given.loss = float(scalars.loss)
+            given.grad_scale = 1.0 if scalars.grad_scale is None else float(scalars.grad_scale)
+            given.found_inf = 0.0 if scalars.found_inf is None else float(scalars.found_inf)
+            return
+        loss = scalars.loss
+        if isinstance(loss, Tensor):
+            given.loss_address = address(loss)
+            given.loss_dtype = FORMATS[loss.dtype]
+        else:
+            given.loss_address = ffi.NULL
+            given.loss = loss
+        for field, value in (
+            ("grad_scale_address", scalars.grad_scale),
+            ("found_inf_address", scalars.found_inf),
+        ):
+            setattr(given, field, ffi.NULL if value is None else ffi.cast("float *", value.data_ptr()))
+
+    def squared_norm(self) -> Any:
+        """The first half of a step in sharded training: two doubles in the memory of the device."""
+        table = self.table
+        check(
+            lib.rfd_optimizer_squared_norm(
+                self._handle, table.params, table.grads, len(self.places), self._stream(), self._norm
+            )
+        )
+        return self._norm[0]
+
+    def report(self, wait: bool = False) -> StepReport:
+        """What the last finished step did; with `wait` all that was queued is finished first."""
+        if wait:
+            check(lib.rfd_optimizer_wait(self._handle, self._stream(), self._report))
+        else:
+            check(lib.rfd_optimizer_status(self._handle, self._report))
+        return self._read_report()
+
+    def _read_report(self) -> StepReport:
+        report = self._report
+        return StepReport(
+            _OUTCOMES.get(report.outcome, str(report.outcome)),
+            report.loss,
+            report.grad_norm,
+            report.sigma_norm,
+            report.theta,
+            report.step_size,
+            report.learning_rate,
+            report.applied_steps,
+            report.skipped_steps,
+        )
+
+    def get_state(self) -> _state.State:
+        """Counts, velocities and master weights, each flat in the order of its parameter's memory."""
+        output = ffi.new("rfd_buffer **")
+        check(lib.rfd_optimizer_get_state(self._handle, self._stream(), output))
+        try:
+            data = ffi.buffer(lib.rfd_buffer_data(output[0]), lib.rfd_buffer_size(output[0]))
+            return _state.unpack(data, [place.name for place in self.places])
+        finally:
+            lib.rfd_buffer_destroy(output[0])
+
+    def set_state(self, state: _state.State, params: Sequence[Tensor]) -> None:
+        """Takes over what `get_state` gave for the same tensors."""
+        data = _state.pack(state, [place.name for place in self.places], params)
+        check(lib.rfd_optimizer_set_state(self._handle, ffi.from_buffer(data), len(data), self._stream()))

@@ -1,0 +1,92 @@
+"""The library's saved states, safetensors with metadata, as tensors and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["State", "pack", "unpack"]
+
+_DTYPES = {"F32": torch.float32, "F64": torch.float64}
+_NAMES = {torch.float32: "F32", torch.float64: "F64"}
+_FORMATS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+
+class State(NamedTuple):
+    """Counts, and each tensor's buffers, None for one there is not: flat, in the order of its memory."""
+
+    applied_steps: int
+    skipped_steps: int
+    velocities: list[Tensor | None]
+    masters: list[Tensor | None]
+
+
+def unpack(data: Any, names: Sequence[str]) -> State:
+    """Copies the buffers out of the bytes of a saved state."""
+    raw = torch.frombuffer(data, dtype=torch.uint8)
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
+    metadata = header["__metadata__"]
+
+    def buffers(kind: str) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for name in names:
+            entry = header.get(f"{kind}.{name}")
+            if entry is None:
+                found.append(None)
+                continue
+            first, last = entry["data_offsets"]
+            values = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            values.view(torch.uint8).copy_(raw[start + first : start + last])
+            found.append(values)
+        return found
+
+    return State(
+        int(metadata["applied_steps"]), int(metadata["skipped_steps"]), buffers("momentum"), buffers("master")
+    )
+
+
+def pack(state: State, names: Sequence[str], params: Sequence[Tensor]) -> bytearray:
+    """The bytes of a saved state of the given parameters."""
+    entries = [
+        {
+            "name": name,
+            "shape": list(param.shape),
+            "dtype": _FORMATS[param.dtype],
+            "momentum": velocity is not None,
+            "master": master is not None,
+        }
+        for name, param, velocity, master in zip(names, params, state.velocities, state.masters)
+    ]
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": "rfdescent-optimizer-state",
+            "version": "1",
+            "applied_steps": str(state.applied_steps),
+            "skipped_steps": str(state.skipped_steps),
+            "tensors": json.dumps(entries),
+        }
+    }
+    chunks = []
+    offset = 0
+    for kind, buffers in (("momentum", state.velocities), ("master", state.masters)):
+        for name, values in zip(names, buffers):
+            if values is not None:
+                size = values.numel() * values.element_size()
+                header[f"{kind}.{name}"] = {
+                    "dtype": _NAMES[values.dtype],
+                    "shape": [values.numel()],
+                    "data_offsets": [offset, offset + size],
+                }
+                chunks.append(values)
+                offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = bytearray(len(text).to_bytes(8, "little") + text)
+    for values in chunks:
+        data += values.view(torch.uint8).numpy().data
+    return data

@@ -1,0 +1,172 @@
+"""What the library is told of tensors: where each lies, how many elements it has, in which format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._library import ffi, lib
+
+__all__ = ["FORMATS", "Table", "check_gradient", "check_parameter", "is_dense"]
+
+FORMATS = {
+    torch.float32: lib.RFD_DTYPE_F32,
+    torch.float64: lib.RFD_DTYPE_F64,
+    torch.float16: lib.RFD_DTYPE_F16,
+    torch.bfloat16: lib.RFD_DTYPE_BF16,
+}
+DEVICES = {"cpu": lib.RFD_DEVICE_CPU, "cuda": lib.RFD_DEVICE_CUDA}
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlap, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1
+    ):
+        if stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True
+
+
+def _same_order(a: Tensor, b: Tensor) -> bool:
+    """Whether equal indices are equal places in memory; strides of dimensions of size 1 do not matter."""
+    return a.numel() == 0 or all(
+        one == other or size == 1 for one, other, size in zip(a.stride(), b.stride(), a.shape)
+    )
+
+
+def check_parameter(name: str, param: Tensor) -> None:
+    """Raises ValueError for a parameter that steps can't update in place."""
+    if param.layout is not torch.strided:
+        raise ValueError(
+            f"tensor `{name}` is {param.layout}; parameters must be dense: convert it with to_dense()"
+        )
+    if param.dtype not in FORMATS:
+        remedy = "; optimise torch.view_as_real of it" if param.dtype.is_complex else ""
+        raise ValueError(
+            f"tensor `{name}` is {param.dtype}; supported are float32, float64, float16, bfloat16{remedy}"
+        )
+    if not is_dense(param):
+        raise ValueError(
+            f"tensor `{name}` has shape {tuple(param.shape)} and strides {param.stride()}, which leave gaps "
+            "or overlap, so it can't be updated in place; make the parameter from tensor.contiguous()"
+        )
+
+
+def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
+    """Raises ValueError for a gradient that can't be read element by element beside its parameter."""
+    if grad.layout is not torch.strided:
+        raise ValueError(
+            f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = "
+            "param.grad.to_dense(), or set sparse=False in the layer it is of"
+        )
+    if grad.shape != param.shape:
+        raise ValueError(
+            f"tensor `{name}` has shape {tuple(param.shape)} but its gradient {tuple(grad.shape)}; set "
+            "param.grad = None"
+        )
+    if grad.dtype not in FORMATS:
+        raise ValueError(
+            f"tensor `{name}`: its gradient is {grad.dtype}; supported are float32, float64, float16, "
+            "bfloat16"
+        )
+    if grad.device != param.device:
+        raise ValueError(f"tensor `{name}` is on {param.device} but its gradient on {grad.device}")
+    if grad.is_neg():
+        raise ValueError(
+            f"tensor `{name}`: its gradient is a lazily negated view; set param.grad = "
+            "param.grad.resolve_neg()"
+        )
+    if not _same_order(param, grad):
+        raise ValueError(
+            f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out "
+            "alike with param.grad = torch.empty_like(param).copy_(param.grad)"
+        )
+
+
+# The library's rfd_tensor as a row of an array.
+_ROW = np.dtype(
+    {
+        "names": [name for name, _ in ffi.typeof("rfd_tensor").fields],
+        "formats": [f"u{ffi.sizeof(field.type)}" for _, field in ffi.typeof("rfd_tensor").fields],
+        "offsets": [field.offset for _, field in ffi.typeof("rfd_tensor").fields],
+        "itemsize": ffi.sizeof("rfd_tensor"),
+    }
+)
+
+
+class Table:
+    """The descriptors of all parameters and gradients, of which a step rewrites only what has changed.
+
+    Parameters
+    ----------
+    names : sequence of str
+        For messages.
+    params : sequence of Tensor
+        Local, dense parameters of one device.
+    """
+
+    def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
+        self.names = list(names)
+        self.shapes = [param.shape for param in params]
+        self.strides = [param.stride() for param in params]
+        self.counts = [param.numel() for param in params]
+        self.dtypes = [param.dtype for param in params]
+        self.grad_dtypes = list(self.dtypes)
+        self.pointers = [param.data_ptr() for param in params]
+        self.grad_pointers = [0] * len(self.names)
+        self._params, self._grads = (np.zeros(len(self.names), _ROW) for _ in range(2))
+        for rows in (self._params, self._grads):
+            rows["size"] = _ROW.itemsize
+            rows["count"] = self.counts
+            rows["dtype"] = [FORMATS[dtype] for dtype in self.dtypes]
+            if params:
+                rows["device_kind"] = DEVICES[params[0].device.type]
+                rows["device_index"] = params[0].device.index or 0
+        self._params["data"] = self.pointers
+        self.params = ffi.from_buffer("rfd_tensor[]", self._params)
+        self.grads = ffi.from_buffer("rfd_tensor[]", self._grads)
+
+    def describes(self, params: Sequence[Tensor]) -> bool:
+        """Whether the parameters are still where they were; then their shapes and formats are too."""
+        return [param.data_ptr() for param in params] == self.pointers
+
+    def shaped(self, index: int, flat: Tensor | None, device: torch.device) -> Tensor | None:
+        """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
+        return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)
+
+    def place_grads(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Notes where the gradients of this step lie; None for one that is missing."""
+        strides, counts, dtypes = self.strides, self.counts, self.grad_dtypes
+        pointers = []
+        for index, grad in enumerate(grads):
+            if grad is None:
+                pointers.append(0)
+                continue
+            # Sparse gradients have no strides; asking for the format first tells them apart without an
+            # exception.
+            if (
+                grad.layout is not torch.strided
+                or grad.stride() != strides[index]
+                or grad.dtype is not dtypes[index]
+                or grad.numel() != counts[index]
+            ):
+                check_gradient(self.names[index], params[index], grad)
+                if grad.dtype is not dtypes[index]:
+                    dtypes[index] = grad.dtype
+                    self._grads["dtype"][index] = FORMATS[grad.dtype]
+            pointers.append(grad.data_ptr())
+        if pointers != self.grad_pointers:
+            self._grads["data"] = pointers
+            self.grad_pointers = pointers
+
+
+def address(tensor: Tensor) -> Any:
+    """Where the tensor's first element lies, for the library."""
+    return ffi.cast("void *", tensor.data_ptr())

@@ -1,0 +1,585 @@
+"""Random Function Descent as an optimizer of PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import sharded
+from ._engine import MODES, Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
+from ._state import State
+from ._tensors import DEVICES, FORMATS, check_parameter
+from .covariance import IsotropicCovariance
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["RFD"]
+
+
+class RFD(torch.optim.Optimizer):
+    """Random Function Descent: steps as long as the statistics of the cost say, with no learning rate to
+    tune.
+
+    All groups share one gradient norm, one model and one step size; groups may scale it. A step is all or
+    nothing: with a loss or gradient that is not finite, a zero gradient or a positive ``found_inf`` of a
+    gradient scaler nothing changes, and `last_step` says why. On the CPU a step returns when it is done. On a
+    CUDA device it is queued on the current stream and nothing waits for it, so that it can be captured in a
+    CUDA graph; take one step before capturing.
+
+    Parameters
+    ----------
+    params : iterable of Tensor, of (str, Tensor), or of dict
+        Parameters, named parameters or groups, as with every optimizer of PyTorch. Names appear in errors.
+    covariance_model : IsotropicCovariance
+        A fitted model of the cost.
+    momentum : float
+        In [0, 1): v <- momentum v - gradient, parameter <- parameter + learning rate v. Velocities are
+        float32 (float64 for float64 parameters). May differ between groups.
+    lr : float
+        Multiplies the step size; for schedulers. May differ between groups.
+    b_size_inv : float
+        1/b when loss and gradients are means over b examples: steps then allow for the noise of the batch
+        (S-RFD). The default 0 is RFD as published, which takes them as noiseless.
+    conservatism : float
+        In [0, 1): minimises not the expectation of the cost but an upper bound of it.
+    norm_lock : bool
+        Each tensor keeps its Euclidean norm. Those of norm 0 and of one element are left alone. May differ
+        between groups.
+    weight_decay : float
+        Decoupled: parameters are multiplied with 1 - learning rate * weight_decay. May differ between groups.
+    length_scale_factor : float
+        Multiplies the length scale of a group relative to the model's. May differ between groups.
+    batch_size : int, optional
+        In place of `b_size_inv`: the number of examples that loss and gradients are means of, those of all
+        processes and of all accumulated backward passes counted.
+    mode : {"rfd", "a-rfd", "clipped-a-rfd"}
+        The step size: RFD's, its asymptote, or the asymptote but no more than RFD's longest step.
+    max_step_size : float, optional
+        The step size is cut to this.
+    master_weights : bool
+        float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
+        rounded from.
+    stochastic_rounding : int, optional
+        Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
+    process_group : ProcessGroup, "auto" or None
+        The processes that train together: those of data, sharded and tensor parallel training. "auto" are all
+        processes when torch.distributed is initialised; None is this process alone. See `rfdescent.sharded`.
+
+    Raises
+    ------
+    ValueError
+        Names the option or tensor at fault and says what to do.
+
+    Notes
+    -----
+    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
+    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
+    formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
+
+    Velocities and master weights belong to the library; `state_dict` copies them out.
+    """
+
+    _step_supports_amp_scaling = True
+    _engine: Engine | None = None
+    _reduction: sharded.Reduction | None = None
+    # Whether self.state has a copy of the engine's.
+    _shown = False
+    _OWN = (
+        "covariance_model",
+        "_mode",
+        "_max_step_size",
+        "_master_weights",
+        "_stochastic_rounding",
+        "_process_group",
+    )
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        covariance_model: IsotropicCovariance,
+        momentum: float = 0,
+        lr: float = 1,
+        b_size_inv: float = 0,
+        conservatism: float = 0,
+        norm_lock: bool = False,
+        weight_decay: float = 0,
+        length_scale_factor: float = 1,
+        batch_size: int | None = None,
+        mode: str = "rfd",
+        max_step_size: float | None = None,
+        master_weights: bool = False,
+        stochastic_rounding: int | None = None,
+        process_group: ProcessGroup | Literal["auto"] | None = "auto",
+    ) -> None:
+        if not isinstance(covariance_model, IsotropicCovariance):
+            raise TypeError(
+                f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
+                "as SquaredExponential"
+            )
+        if mode not in MODES:
+            raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
+        if batch_size is not None:
+            if b_size_inv != 0:
+                raise ValueError("give batch_size or b_size_inv, not both")
+            if batch_size < 1:
+                raise ValueError(f"batch_size = {batch_size} must be at least 1")
+            b_size_inv = 1 / batch_size
+        self.covariance_model = covariance_model
+        self._mode = mode
+        self._max_step_size = float("inf") if max_step_size is None else max_step_size
+        self._master_weights = master_weights
+        self._stochastic_rounding = stochastic_rounding
+        self._process_group = process_group
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "length_scale_factor": length_scale_factor,
+            "norm_lock": norm_lock,
+            "b_size_inv": b_size_inv,
+            "conservatism": conservatism,
+            "learning_rate": None,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters, from the next step on; those there are keep their state."""
+        self._retire()
+        self._reduction = None
+        super().add_param_group(param_group)
+        added = len(self.param_groups) - 1
+        try:
+            validate(*self._options())
+            devices = {}
+            for index in {0, added}:
+                for name, param in zip(self._group_names(index), self.param_groups[index]["params"]):
+                    if not _is_later(param):
+                        check_parameter(name, sharded.local(param))
+                        devices[param.device] = name
+            _one_device(devices)
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+        for param in self.param_groups[added]["params"]:
+            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
+            self.state[param] = {}
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+        """One step.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Evaluates the model, computes gradients, returns the loss.
+        loss : Tensor of one element or float, optional
+            The loss, when gradients have been computed already. A tensor on the device of the parameters is
+            read there, without waiting for it.
+
+        Returns
+        -------
+        Tensor or float
+            The loss.
+
+        Raises
+        ------
+        TypeError
+            Without a loss.
+        ValueError
+            Names the tensor that can't be stepped and says what to do. Nothing has changed then.
+        """
+        scaled = getattr(self, "found_inf", None) is not None
+        if closure is not None:
+            if scaled:
+                raise RuntimeError(
+                    "a closure can't be used with a gradient scaler, which must see the gradients before "
+                    "the step: call scaler.scale(loss).backward() and then scaler.step(optimizer, "
+                    "loss=loss)"
+                )
+            with torch.enable_grad():
+                evaluated = closure()
+            if evaluated is not None:
+                loss = evaluated
+        if loss is None:
+            raise TypeError("RFD's step size depends on the loss: call step(closure) or step(loss=loss)")
+        with torch.no_grad():
+            self._step(_loss(loss))
+        return loss
+
+    # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
+    @torch._disable_dynamo
+    def _step(self, loss: Tensor | float) -> None:
+        parameters = self._parameters()
+        params = parameters
+        if sharded.any_sharded(parameters):
+            params = [sharded.local(param) for param in parameters]
+        engine = self._ready(parameters, params)
+        if params is parameters:
+            grads = [param.grad for param in parameters]
+        else:
+            grads = [
+                sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
+            ]
+        engine.table.place_grads(params, grads)
+        device = engine.device
+        scalars = Scalars(
+            _where(loss, "loss", device),
+            _where(sharded.whole(getattr(self, "grad_scale", None)), "grad_scale", device),
+            _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
+        )
+        report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
+        if report is not None:
+            for group, settings in zip(self.param_groups, engine.groups):
+                group["learning_rate"] = report.learning_rate * settings.multiplier
+
+    @property
+    def last_step(self) -> StepReport:
+        """What the last step did; on a CUDA device the last that has finished, without waiting."""
+        return self._report(wait=False)
+
+    def synchronize(self) -> StepReport:
+        """Waits for the current stream of the device, then as `last_step`."""
+        return self._report(wait=True)
+
+    def _report(self, wait: bool) -> StepReport:
+        if self._engine is None:
+            applied, skipped = self._counts()
+            return StepReport("none", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, applied, skipped)
+        return self._engine.report(wait)
+
+    def push_settings(self) -> None:
+        """Passes `lr` and the other settings of the groups on to the device, for replays of a captured step.
+
+        A step does so itself; call this between replays of a CUDA graph, after a scheduler's step.
+        """
+        if self._engine is not None:
+            self._engine.configure(*self._options())
+
+    def _parameters(self) -> list[Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _group_names(self, index: int) -> list[str]:
+        """Of one group's parameters: those given, or where they stand."""
+        group = self.param_groups[index]
+        return group.get("param_names") or [
+            f"param_groups[{index}]['params'][{k}]" for k in range(len(group["params"]))
+        ]
+
+    def _names(self) -> list[str]:
+        """Of all parameters, each another one."""
+        names = [name for index in range(len(self.param_groups)) for name in self._group_names(index)]
+        repeated = {name for name, times in Counter(names).items() if times > 1}
+        return [f"{name} ({position})" if name in repeated else name for position, name in enumerate(names)]
+
+    def _options(self) -> tuple[Settings, list[GroupSettings]]:
+        """The library's options for the groups as they are now."""
+        groups = self.param_groups
+        rates = [_number(group, "lr") for group in groups]
+        for rate in rates:
+            if not 0 <= rate < float("inf"):
+                raise ValueError(f"lr = {rate} must be finite and not negative")
+        largest = max(rates)
+        shared = {}
+        for key in ("b_size_inv", "conservatism"):
+            values = {_number(group, key) for group in groups}
+            if len(values) > 1:
+                raise ValueError(
+                    f"{key} differs between the groups, which share one step size: {sorted(values)}"
+                )
+            shared[key] = values.pop()
+        if shared["b_size_inv"] > 1:
+            raise ValueError(
+                f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself"
+            )
+        settings = Settings(
+            model=self.covariance_model._model(),
+            mode=self._mode,
+            conservatism=shared["conservatism"],
+            max_step_size=self._max_step_size,
+            master_weights=self._master_weights,
+            stochastic_rounding=self._stochastic_rounding,
+            multiplier=largest,
+            inv_batch_size=shared["b_size_inv"],
+        )
+        return settings, [
+            GroupSettings(
+                multiplier=rate / largest if largest > 0 else 1.0,
+                momentum=_number(group, "momentum"),
+                weight_decay=_number(group, "weight_decay"),
+                length_scale_factor=_number(group, "length_scale_factor"),
+                norm_lock=bool(group["norm_lock"]),
+            )
+            for group, rate in zip(groups, rates)
+        ]
+
+    def _ready(self, parameters: list[Tensor], params: list[Tensor]) -> Engine:
+        """The engine for the settings as they are now and this process's parts `params` of the parameters."""
+        settings, groups = self._options()
+        engine = self._engine
+        if engine is not None:
+            same = engine.settings.fixed() == settings.fixed() and len(engine.groups) == len(groups)
+            if same and engine.table.describes(params):
+                engine.configure(settings, groups)
+                if self._shown:
+                    self._hide_state()
+                return engine
+            self._retire()
+        return self._build(settings, groups, parameters, params)
+
+    def _build(
+        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
+    ) -> Engine:
+        names = self._names()
+        for name, param in zip(names, params):
+            if _is_later(param):
+                raise ValueError(
+                    f"tensor `{name}` is on the device meta or not initialised; give it memory before the "
+                    "first step"
+                )
+            check_parameter(name, param)
+        device = _one_device({param.device: name for name, param in zip(names, params)})
+        if device.type not in DEVICES:
+            raise ValueError(
+                f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device"
+            )
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("the first step allocates memory: take one step before capturing a CUDA graph")
+        owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
+        places = [TensorPlace(name, owner) for name, owner in zip(names, owners)]
+        if self._reduction is None:
+            common = (self.covariance_model.to_json(), settings[1:], groups)
+            self._reduction = sharded.Reduction.over(self._process_group, parameters, places, common)
+        if self._reduction is not None:
+            places = self._reduction.places
+        engine = Engine(settings, groups, places, params)
+        state = self._pending(parameters, params)
+        if state is not None:
+            engine.set_state(state, params)
+        self._engine = engine
+        self._hide_state()
+        return engine
+
+    # State: velocities and master weights are the engine's; without one they lie in self.state as
+    # `state_dict` gives them.
+
+    def _retire(self) -> None:
+        """Puts the engine's state into self.state and gives the engine up."""
+        if self._engine is not None:
+            self._show_state()
+            self._engine = None
+
+    def _counts(self) -> tuple[int, int]:
+        entries = [entry for entry in self.state.values() if "step" in entry]
+        if not entries:
+            return 0, 0
+        return int(entries[0]["step"]), int(entries[0].get("skipped", 0))
+
+    @torch.no_grad()
+    def _export(self) -> dict[Tensor, dict[str, Any]]:
+        """The state of every parameter as tensors."""
+        entries: dict[Tensor, dict[str, Any]] = {}
+        engine = self._engine
+        if engine is None:
+            applied, skipped = self._counts()
+        else:
+            flat = engine.get_state()
+            applied, skipped = flat.applied_steps, flat.skipped_steps
+        position = 0
+        for group in self.param_groups:
+            for param in group["params"]:
+                if _is_later(param):
+                    continue
+                local = sharded.local(param)
+                entry = {"step": torch.tensor(float(applied)), "skipped": torch.tensor(float(skipped))}
+                buffers: dict[str, Tensor | None] = {}
+                if engine is not None:
+                    buffers = {
+                        kind: engine.table.shaped(position, values[position], local.device)
+                        for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
+                    }
+                else:
+                    buffers = {key: self.state[param].get(key) for key in ("velocity", "master")}
+                # What the first step would make; so that a state always has the same tensors.
+                if group["momentum"] > 0 and buffers["velocity"] is None:
+                    buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
+                if self._master_weights and _is_half(local) and buffers["master"] is None:
+                    buffers["master"] = local.to(torch.float32)
+                for key, values in buffers.items():
+                    if values is not None:
+                        entry[key] = sharded.as_sharded(values, param)
+                entries[param] = entry
+                position += 1
+        return entries
+
+    def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
+        """What self.state holds, as the library takes it; None when there is nothing."""
+        velocities: list[Tensor | None] = []
+        masters: list[Tensor | None] = []
+        groups = [group for group in self.param_groups for _ in group["params"]]
+        for name, group, param, local in zip(self._names(), groups, parameters, params):
+            entry = self.state.get(param, {})
+            velocity = entry.get("velocity") if group["momentum"] > 0 else None
+            master = entry.get("master") if self._master_weights and _is_half(local) else None
+            velocities.append(_flat(name, "velocity", velocity, param, _velocity_dtype(local)))
+            masters.append(_flat(name, "master", master, param, torch.float32))
+        counts = self._counts()
+        if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
+            return None
+        return State(*counts, velocities, masters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every optimizer: plain numbers and tensors, of the shapes and on the devices of the
+        parameters.
+
+        Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum, and
+        ``master`` with master weights. Copies are made. On a CUDA device it waits for the steps.
+        """
+        self._show_state()
+        return super().state_dict()
+
+    def _show_state(self) -> None:
+        """Copies the engine's state to self.state, where PyTorch looks too, until the next step."""
+        self.state = type(self.state)(dict, self._export())
+        self._shown = True
+
+    def _hide_state(self) -> None:
+        for param in self._parameters():
+            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
+            self.state[param] = {}
+        self._shown = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave, or that of the published package pyrfd.
+
+        Buffers keep their format: PyTorch would round them to that of the parameters.
+        """
+        loaded: dict[str, Any] = {}
+
+        def keep(_: Any, given: dict[str, Any]) -> None:
+            loaded.update(given)
+
+        def restore(_: Any) -> None:
+            self._take(loaded)
+
+        before = self.register_load_state_dict_pre_hook(keep)
+        after = self.register_load_state_dict_post_hook(restore, prepend=True)
+        previous = (self._engine, self.state, self.param_groups)
+        try:
+            super().load_state_dict(state_dict)
+        except Exception:
+            self._engine, self.state, self.param_groups = previous
+            raise
+        finally:
+            before.remove()
+            after.remove()
+
+    def _take(self, loaded: dict[str, Any]) -> None:
+        """Makes the state that of a loaded dict, whose entries are by position."""
+        for group in self.param_groups:
+            # That of pyrfd's groups is its covariance.
+            group.pop("cov", None)
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        validate(*self._options())
+        positions = [key for group in loaded["param_groups"] for key in group["params"]]
+        state: dict[Tensor, dict[str, Any]] = {}
+        for name, key, param in zip(self._names(), positions, self._parameters()):
+            entry = dict(loaded["state"].get(key, {}))
+            for kind in ("velocity", "master"):
+                values = entry.get(kind)
+                if values is None:
+                    continue
+                if values.shape != param.shape:
+                    raise ValueError(
+                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} "
+                        f"{tuple(values.shape)}; load the state into an optimizer for the same parameters"
+                    )
+                # Whose it is may go on changing it.
+                entry[kind] = values.clone()
+            state[param] = entry
+        self.state = type(self.state)(dict, state)
+        self._engine = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: without the library's handle."""
+        attributes = {key: self.__dict__[key] for key in self._OWN}
+        return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
+
+
+def _number(group: dict[str, Any], key: str) -> float:
+    value = group[key]
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        raise TypeError(
+            f"{key} is a tensor on {value.device}, which would have to be waited for; give a number, and "
+            "call push_settings() between replays of a CUDA graph"
+        )
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{key} = {value!r} must be a number") from None
+
+
+def _is_later(param: Tensor) -> bool:
+    """Whether the parameter has no memory yet."""
+    return torch.nn.parameter.is_lazy(param) or param.is_meta
+
+
+def _one_device(names: dict[torch.device, str]) -> torch.device:
+    """The device of all parameters; `names` has the name of one on each."""
+    if len(names) > 1:
+        places = ", ".join(f"`{name}` on {device}" for device, name in names.items())
+        raise ValueError(
+            f"tensors must be on one device, but are on several: {places}; make one optimizer for each"
+        )
+    return next(iter(names), torch.device("cpu"))
+
+
+def _loss(loss: Any) -> Tensor | float:
+    loss = sharded.whole(loss)
+    if isinstance(loss, Tensor):
+        if loss.numel() != 1:
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number"
+            )
+        if loss.dtype not in FORMATS:
+            raise ValueError(f"the loss is {loss.dtype}; give float32, float64, float16 or bfloat16")
+        return loss.detach()
+    return float(loss)
+
+
+def _where(value: Any, name: str, device: torch.device) -> Any:
+    """A scalar where the engine takes it: a number, or a tensor on the engine's CUDA device."""
+    if not isinstance(value, Tensor):
+        return value
+    if device.type == "cpu" or (value.device.type == "cpu" and name == "loss"):
+        return value.item()
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
+    return value if name == "loss" else value.to(torch.float32)
+
+
+def _is_half(param: Tensor) -> bool:
+    return param.dtype in (torch.float16, torch.bfloat16)
+
+
+def _velocity_dtype(param: Tensor) -> torch.dtype:
+    return torch.float64 if param.dtype is torch.float64 else torch.float32
+
+
+def _flat(name: str, kind: str, values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A buffer as the library takes it: flat, in the order of the parameter's memory."""
+    if values is None:
+        return None
+    values = sharded.part(values, param)
+    local = sharded.local(param)
+    if values.shape != local.shape:
+        raise ValueError(
+            f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}"
+        )
+    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype).copy_(values)
+    return ordered.as_strided((local.numel(),), (1,))

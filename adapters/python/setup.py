@@ -1,0 +1,96 @@
+"""Builds the wheel: compiles the library with cargo, and turns its header into declarations for cffi.
+
+The declarations are made from the header itself, so that no struct is written down twice, and when the wheel
+is built, so that importing parses nothing and users need no compiler.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+if not (ROOT / "include/rfdescent.h").is_file():
+    sys.exit("the package is built inside the rfdescent repository, which has the library that it carries")
+
+
+def version() -> str:
+    section = (ROOT / "Cargo.toml").read_text().split("[workspace.package]")[1]
+    return re.search(r'^version = "(.*)"', section, re.MULTILINE)[1]
+
+
+def build_library() -> Path:
+    """The shared library, compiled with the default features, CUDA's among them."""
+    if shutil.which("cargo") is None:
+        sys.exit("cargo is missing: install Rust 1.91 or newer (https://rustup.rs), then run this again")
+    command = ["cargo", "build", "-p", "rfdescent", "--lib", "--release", "--locked"]
+    command.append("--message-format=json-render-diagnostics")
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit("cargo could not build the library; what it said stands above")
+    files = [
+        Path(file)
+        for message in map(json.loads, done.stdout.splitlines())
+        if message["reason"] == "compiler-artifact" and message["target"]["name"] == "rfdescent"
+        for file in message["filenames"]
+    ]
+    return next(file for file in files if file.suffix in (".so", ".dylib", ".dll"))
+
+
+def declarations(header: str) -> str:
+    """What cffi understands of the header: without preprocessor, but with the constants."""
+    header = re.sub(r"#ifdef __cplusplus.*?#endif[^\n]*", "", header, flags=re.DOTALL)
+    kept = [
+        line
+        for line in header.splitlines()
+        if not line.startswith("#") or re.match(r"#define \w+ \d+$", line)
+    ]
+    return "\n".join(kept)
+
+
+class BuildPy(build_py):
+    """Adds the shared library and the declarations to the package."""
+
+    def run(self) -> None:
+        super().run()
+        from cffi import FFI
+
+        package = HERE / "rfdescent" if self.editable_mode else Path(self.build_lib) / "rfdescent"
+        package.mkdir(parents=True, exist_ok=True)
+        built = build_library()
+        library = package / built.name
+        library.unlink(missing_ok=True)
+        shutil.copyfile(built, library)
+        if sys.platform == "linux" and shutil.which("strip"):
+            subprocess.run(["strip", "--strip-unneeded", library], check=True)
+        ffi = FFI()
+        # The header may declare a function twice.
+        ffi.cdef(declarations((ROOT / "include/rfdescent.h").read_text()), override=True)
+        ffi.set_source("rfdescent._declarations", None)
+        ffi.emit_python_code(str(package / "_declarations.py"))
+
+
+class BdistWheel(bdist_wheel):
+    """Any Python 3, this platform: the library does not know of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+class BinaryDistribution(Distribution):
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(
+    version=version(),
+    distclass=BinaryDistribution,
+    cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel},
+)

@@ -1,0 +1,227 @@
+"""Steps of RFD on a CUDA driver whose one GPU is the kernels' CPU shim; run by test_cuda.py.
+
+PyTorch knows nothing of that driver, so tensors are CPU tensors in the driver's memory that say they are on a
+device.
+"""
+
+import contextlib
+import ctypes
+import math
+import sys
+import types
+
+import torch
+import torch.distributed as dist
+
+from rfdescent import RFD, SquaredExponential
+from rfdescent._engine import TensorPlace
+from rfdescent.sharded import Reduction
+
+driver = ctypes.CDLL("libcuda.so.1")
+DEVICE = torch.device("cuda", 0)
+COV = SquaredExponential(mean=2.7, variance=(0.0146, 0.73), gradient_var=(62.0, 8376.0), dims=500)
+current = ctypes.c_void_p()
+
+
+def cu(name, *arguments):
+    assert getattr(driver, name)(*arguments) == 0, name
+
+
+class OnDevice(torch.Tensor):
+    @property
+    def device(self):
+        return DEVICE
+
+
+def on_device(values):
+    """A copy in memory of the driver."""
+    address = ctypes.c_uint64()
+    size = values.numel() * values.element_size()
+    cu("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(size, 1)))
+    if size == 0:
+        return values.clone().as_subclass(OnDevice)
+    memory = torch.frombuffer((ctypes.c_char * size).from_address(address.value), dtype=values.dtype)
+    copy = memory.as_strided(values.shape, values.stride())
+    copy.copy_(values)
+    return copy.as_subclass(OnDevice)
+
+
+def prepare():
+    context = ctypes.c_void_p()
+    cu("cuInit", 0)
+    cu("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    cu("cuCtxSetCurrent", context)
+    cu("cuStreamCreate", ctypes.byref(current), 0)
+    torch.cuda.current_stream = lambda device: types.SimpleNamespace(cuda_stream=current.value)
+    torch.cuda.is_current_stream_capturing = lambda: False
+
+
+@contextlib.contextmanager
+def captured():
+    """Gives a function that replays what was queued inside."""
+    graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+    cu("cuStreamBeginCapture_v2", current, 0)
+    torch.cuda.is_current_stream_capturing = lambda: True
+    yield lambda: cu("cuGraphLaunch", executable, current)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    cu("cuStreamEndCapture", current, ctypes.byref(graph))
+    cu("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+
+
+def make(options):
+    """The same parameters on the CPU and on the device, and their optimizers."""
+    torch.manual_seed(4)
+    shapes = [
+        ((30, 7), torch.float32),
+        ((0,), torch.float32),
+        ((17,), torch.bfloat16),
+        ((2, 3, 4), torch.float64),
+    ]
+    here = [torch.randn(shape, dtype=torch.float64).to(dtype) for shape, dtype in shapes]
+    there = [on_device(p) for p in here]
+    return [
+        (params, RFD([p.requires_grad_() for p in params], covariance_model=COV, **options))
+        for params in (here, there)
+    ]
+
+
+def set_grads(here, there, scale=1.0):
+    for p, q in zip(here, there, strict=True):
+        p.grad = torch.randn_like(p) * scale
+        if q.grad is None:
+            q.grad = on_device(p.grad)
+        else:
+            q.grad.copy_(p.grad)
+
+
+def check(here, there, cpu, device):
+    """Bitwise the same."""
+    a, b = cpu.last_step, device.synchronize()
+    assert a == b, (a, b)
+    for p, q in zip(here, there, strict=True):
+        assert torch.equal(p, q.as_subclass(torch.Tensor))
+
+
+def steps():
+    for options in (
+        {},
+        {"momentum": 0.5, "weight_decay": 0.01, "master_weights": True},
+        {"norm_lock": True, "b_size_inv": 0.01},
+        {"stochastic_rounding": 3},
+    ):
+        (here, cpu), (there, device) = make(options)
+        for k, dtype in enumerate([torch.float32, torch.float64, torch.float16, torch.bfloat16]):
+            set_grads(here, there)
+            loss = torch.tensor(2.5 - k / 8, dtype=dtype)
+            cpu.step(loss=loss)
+            device.step(loss=on_device(loss))
+            check(here, there, cpu, device)
+        # A number, another learning rate, a parameter without gradient.
+        for optimizer, params in ((cpu, here), (device, there)):
+            optimizer.param_groups[0]["lr"] = 0.25
+            params[2].grad = None
+            optimizer.step(loss=2.0)
+        check(here, there, cpu, device)
+        for params, name in ((here, "cpu"), (there, "device")):
+            assert all(p.grad is None or p.grad.shape == p.shape for p in params), name
+
+
+def scaled():
+    (here, cpu), (there, device) = make({"momentum": 0.5})
+    for found in (0.0, 1.0, 0.0):
+        set_grads(here, there, scale=8.0)
+        for optimizer, place in ((cpu, lambda x: x), (device, on_device)):
+            optimizer.grad_scale, optimizer.found_inf = place(torch.tensor(8.0)), place(torch.tensor(found))
+            optimizer.step(loss=place(torch.tensor(2.0)))
+            del optimizer.grad_scale, optimizer.found_inf
+        check(here, there, cpu, device)
+    assert (device.last_step.applied_steps, device.last_step.skipped_steps) == (2, 1)
+
+
+def graph():
+    (here, cpu), (there, device) = make({"momentum": 0.5, "master_weights": True})
+    loss = on_device(torch.tensor(2.5))
+    set_grads(here, there)
+    cpu.step(loss=2.5)
+    device.step(loss=loss)
+    with captured() as replay:
+        device.step(loss=loss)
+    for k in range(4):
+        set_grads(here, there)
+        loss.fill_(2.25 - k / 8)
+        for optimizer in (cpu, device):
+            optimizer.param_groups[0]["lr"] = 1 / (k + 1)
+        # As a scheduler between replays.
+        device.push_settings()
+        cpu.step(loss=2.25 - k / 8)
+        replay()
+        check(here, there, cpu, device)
+    _, (_, first) = make({})
+    with captured():
+        try:
+            first.step(loss=loss)
+            raise AssertionError
+        except RuntimeError as error:
+            assert "take one step before capturing" in str(error)
+        first.found_inf = None
+
+
+def sharded_steps():
+    """The split form, as of two processes that hold the same."""
+    empty = torch.empty
+    torch.empty = lambda *size, device=None, **options: (
+        on_device(empty(*size, **options)) if device == DEVICE else empty(*size, **options)
+    )
+    torch.as_tensor = lambda memory, device: from_address(memory.__cuda_array_interface__, device)
+    dist.get_world_size = lambda group: 2
+    dist.all_reduce = lambda buffer, group: buffer.mul_(2)
+    (here, cpu), (there, device) = make({"momentum": 0.5})
+    for optimizer in (cpu, device):
+        optimizer._reduction = Reduction(None, [TensorPlace(name, 0) for name in optimizer._names()])
+    for found in (None, 0.0, 1.0, None):
+        set_grads(here, there)
+        for optimizer, place in ((cpu, lambda x: x), (device, on_device)):
+            if found is not None:
+                optimizer.grad_scale, optimizer.found_inf = (
+                    place(torch.tensor(8.0)),
+                    place(torch.tensor(found)),
+                )
+            optimizer.step(loss=place(torch.tensor(2.25)))
+            optimizer.grad_scale = optimizer.found_inf = None
+        check(here, there, cpu, device)
+    square = sum(float(p.grad.double().square().sum()) for p in here)
+    assert math.isclose(device.last_step.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
+    assert device.last_step.loss == 2.25
+    assert (device.last_step.applied_steps, device.last_step.skipped_steps) == (3, 1)
+
+
+def from_address(memory, device):
+    assert (device, memory["shape"], memory["typestr"]) == (DEVICE, (2,), "<f8")
+    address, read_only = memory["data"]
+    # PyTorch refuses memory that is for reading only.
+    assert not read_only
+    return torch.frombuffer((ctypes.c_char * 16).from_address(address), dtype=torch.float64)
+
+
+def errors():
+    _, (there, device) = make({})
+    for p in there:
+        p.grad = on_device(torch.ones_like(p))
+    try:
+        device.step(loss=types.SimpleNamespace())
+        raise AssertionError
+    except TypeError:
+        pass
+    device.param_groups[0]["lr"] = on_device(torch.tensor(1.0))
+    try:
+        device.step(loss=2.0)
+        raise AssertionError
+    except TypeError as error:
+        assert "lr is a tensor on cuda:0" in str(error)
+
+
+if __name__ == "__main__":
+    prepare()
+    for test in sys.argv[1:]:
+        globals()[test]()
+        print(test, "passed")

@@ -1,0 +1,125 @@
+"""Compiled models and Lightning."""
+
+import math
+
+import lightning
+import pytest
+import torch
+
+from rfdescent import RFD
+
+
+def network():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+
+
+def data():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(64, 7, generator=generator)
+    return torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+
+
+@pytest.mark.parametrize("what", ["model", "whole step"])
+def test_compiled(cov, what):
+    # The backend that compiles nothing still traces everything; a C++ compiler need not be there.
+    plain, compiled = network(), network()
+    optimizers = [RFD(m.parameters(), covariance_model=cov, lr=0.1, momentum=0.5) for m in (plain, compiled)]
+
+    def train(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step(loss=loss)
+        return loss
+
+    fast = torch.compile(train, backend="aot_eager") if what == "whole step" else train
+    wrapped = torch.compile(compiled, backend="aot_eager") if what == "model" else compiled
+    x, y = data().tensors
+    for _ in range(4):
+        train(plain, optimizers[0], x, y)
+        fast(wrapped, optimizers[1], x, y)
+    assert optimizers[1].last_step.applied_steps == 4
+    for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
+        # The traced decomposition may round differently in float32.
+        assert torch.allclose(p, q, rtol=1e-4, atol=1e-5)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, cov, automatic):
+        super().__init__()
+        self.automatic_optimization = automatic
+        self.net, self.cov = network(), cov
+        self.losses = []
+
+    def training_step(self, batch, _):
+        loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.losses.append(float(loss.detach()))
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step(loss=loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = RFD(self.net.parameters(), covariance_model=self.cov, batch_size=16, momentum=0.5, lr=0.1)
+        return [optimizer], [
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        ] if self.automatic_optimization else []
+
+
+def fit(module, tmp_path, epochs=3, checkpoint=None, **options):
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **options,
+    )
+    loader = torch.utils.data.DataLoader(data(), batch_size=16)
+    trainer.fit(module, loader, ckpt_path=checkpoint, **({"weights_only": False} if checkpoint else {}))
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("automatic", [True, False])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_lightning(cov, tmp_path, automatic, precision):
+    module = Module(cov, automatic)
+    trainer = fit(module, tmp_path, precision=precision)
+    optimizer = trainer.optimizers[0]
+    assert optimizer.last_step.applied_steps == 12
+    assert sum(module.losses[-4:]) < sum(module.losses[:4])
+    if precision == "32-true":
+        # The same steps without Lightning.
+        net = network()
+        own = RFD(net.parameters(), covariance_model=cov, batch_size=16, momentum=0.5, lr=0.1)
+        x, y = data().tensors
+        for _ in range(3):
+            for k in range(0, 64, 16):
+                own.zero_grad()
+                loss = torch.nn.functional.cross_entropy(net(x[k : k + 16]), y[k : k + 16])
+                loss.backward()
+                own.step(loss=loss)
+            if automatic:
+                own.param_groups[0]["lr"] *= 0.5
+        for p, q in zip(net.parameters(), module.net.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes(cov, tmp_path):
+    whole = Module(cov, True)
+    fit(whole, tmp_path / "whole", epochs=4)
+    half = Module(cov, True)
+    trainer = fit(half, tmp_path / "half", epochs=2)
+    trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
+    rest = Module(cov, True)
+    trainer = fit(rest, tmp_path / "rest", epochs=4, checkpoint=tmp_path / "checkpoint.ckpt")
+    assert trainer.optimizers[0].last_step.applied_steps == 16
+    assert math.isfinite(rest.losses[-1])
+    for p, q in zip(whole.net.parameters(), rest.net.parameters(), strict=True):
+        assert torch.equal(p, q)

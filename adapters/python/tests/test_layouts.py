@@ -1,0 +1,194 @@
+"""Shapes, formats and orders in memory: right element by element, or refused; never a silent copy."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import Reference
+
+from rfdescent import RFD, SquaredExponential
+
+COV = SquaredExponential(mean=2.7, variance=(0.0146, 0.73), gradient_var=(62.0, 8376.0), dims=50)
+# Half the spacing of numbers between 1 and 2.
+ROUNDING = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+
+
+@st.composite
+def dense(draw):
+    """A shape with up to four dimensions, and an order of these in memory."""
+    shape = draw(st.lists(st.integers(0, 4) | st.just(1) | st.just(33), max_size=4))
+    return shape, draw(st.permutations(range(len(shape))))
+
+
+def laid_out(values, order):
+    """The same elements with the dimensions in another order in memory."""
+    result = values.permute(order).contiguous().permute([order.index(k) for k in range(len(order))])
+    assert result.shape == values.shape
+    return result
+
+
+def check(params, grads, momentum):
+    reference = Reference([{"params": params, "momentum": momentum, "weight_decay": 0.01}], COV)
+    addresses = [p.data_ptr() for p in params]
+    copies = [g.clone() for g in grads]
+    optimizer = RFD(params, covariance_model=COV, momentum=momentum, weight_decay=0.01)
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+    for _ in range(2):
+        optimizer.step(loss=2.5)
+        if optimizer.last_step.outcome == "zero_gradient":
+            assert not any(g.any() for g in grads)
+            return
+        reference.step(2.5, [grads])
+    assert [p.data_ptr() for p in params] == addresses
+    assert all(torch.equal(g, c) for g, c in zip(grads, copies, strict=True))
+    for p, e in zip(params, reference.groups[0]["params"], strict=True):
+        if p.numel():
+            # Two steps: each rounds the parameter, the update and its factors to the format (at least
+            # float32).
+            largest = max(1.0, float(e.abs().max()), 2 * COV.plateau_step_size / (1 - momentum))
+            assert (p.detach().double() - e).abs().max() <= 8 * ROUNDING[p.dtype] * largest
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(dense(), st.sampled_from(list(ROUNDING))), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(0, 2**31),
+)
+def test_dense_layouts(tensors, momentum, seed):
+    generator = torch.Generator().manual_seed(seed)
+    params, grads = [], []
+    for (shape, order), dtype in tensors:
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        params.append(torch.nn.Parameter(laid_out(values.to(dtype), order)))
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        grads.append(laid_out(values.to(dtype), order))
+    check(params, grads, momentum)
+
+
+@given(dense(), st.integers(0, 3), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_views_into_larger_memory(layout, start, more):
+    shape, order = layout
+    size = torch.Size(shape).numel()
+
+    def inside(values):
+        memory = torch.full((start + size + more,), 7.0)
+        view = (
+            memory[start : start + size]
+            .view([shape[k] for k in order])
+            .permute([order.index(k) for k in range(len(order))])
+        )
+        view.copy_(values)
+        return memory, view
+
+    generator = torch.Generator().manual_seed(size)
+    memory, param = inside(torch.randn(shape, generator=generator))
+    grad_memory, grad = inside(torch.randn(shape, generator=generator))
+    check([torch.nn.Parameter(param)], [grad], 0.5)
+    for outer in (memory, grad_memory):
+        assert (outer[:start] == 7).all()
+        assert (outer[start + size :] == 7).all()
+
+
+def test_channels_last():
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    assert not model.weight.is_contiguous()
+    optimizer = RFD(model.parameters(), covariance_model=COV, momentum=0.5)
+    reference = Reference([{"params": list(model.parameters()), "momentum": 0.5}], COV)
+    images = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        assert model.weight.grad.stride() == model.weight.stride()
+        reference.step(2.5, [[p.grad for p in model.parameters()]])
+        optimizer.step(loss=2.5)
+    for p, e in zip(model.parameters(), reference.groups[0]["params"], strict=True):
+        assert (p.detach().double() - e).abs().max() <= 24 * ROUNDING[torch.float32] * float(e.abs().max())
+    velocity = optimizer.state_dict()["state"][0]["velocity"]
+    assert torch.allclose(velocity, reference.groups[0]["velocities"][0].float(), rtol=1e-5)
+
+
+def test_size_one_dimensions_may_have_any_stride():
+    p = torch.nn.Parameter(torch.zeros(4).as_strided((2, 1, 2), (2, 77, 1)))
+    p.grad = torch.arange(4.0).as_strided((2, 1, 2), (2, 5, 1))
+    RFD([p], covariance_model=COV).step(loss=2.5)
+    assert p.flatten()[0] == 0
+    assert (p.flatten()[1:] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        (torch.zeros(3, 4)[:, :2], r"strides \(4, 1\), which leave gaps or overlap.*contiguous\(\)"),
+        (torch.zeros(3, 4)[:, ::2], "gaps or overlap"),
+        (torch.zeros(1).expand(5), "gaps or overlap"),
+        (torch.zeros(6).as_strided((2, 3), (2, 1)), "gaps or overlap"),
+        (torch.zeros(3, dtype=torch.complex64), "complex64.*view_as_real"),
+        (torch.zeros(3, dtype=torch.float8_e5m2), "float8_e5m2; supported are"),
+        (torch.zeros(3, 3).to_sparse(), r"sparse.*to_dense\(\)"),
+    ],
+)
+def test_refused_parameters(param, message):
+    with pytest.raises(ValueError, match=f"tensor `weight`.*{message}"):
+        RFD([("weight", param.requires_grad_())], covariance_model=COV)
+
+
+@pytest.mark.parametrize(
+    ("grad", "message"),
+    [
+        (torch.ones(3, 2).t(), r"strides \(3, 1\) but its gradient \(1, 2\).*torch.empty_like"),
+        (torch.ones(1).expand(2, 3), r"its gradient \(0, 0\)"),
+        (torch.ones(2, 6)[:, ::2], r"its gradient \(6, 2\)"),
+        (torch.ones(2, 3).to_sparse(), "gradient is torch.sparse_coo.*sparse=False"),
+    ],
+)
+def test_refused_gradients(grad, message):
+    fine, p = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = RFD([("fine", fine), ("weight", p)], covariance_model=COV)
+    fine.grad, p.grad = torch.ones(2), grad
+    with pytest.raises(ValueError, match=f"tensor `weight`.*{message}"):
+        optimizer.step(loss=2.5)
+    assert (fine == 1).all()
+    assert (p == 1).all()
+    # The remedy of the message.
+    p.grad = torch.empty_like(p).copy_(p.grad.to_dense())
+    optimizer.step(loss=2.5)
+    assert (p < 1).all()
+
+
+def test_lazily_negated_gradients():
+    p = torch.nn.Parameter(torch.ones(1))
+    p.grad = torch.complex(torch.zeros(1), torch.ones(1)).conj().imag
+    assert p.grad.is_neg()
+    optimizer = RFD([("weight", p)], covariance_model=COV)
+    with pytest.raises(ValueError, match=r"`weight`.*resolve_neg"):
+        optimizer.step(loss=2.5)
+
+
+def test_sparse_embedding():
+    model = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = RFD(model.named_parameters(), covariance_model=COV)
+    model(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(ValueError, match="`weight`: its gradient is torch.sparse_coo"):
+        optimizer.step(loss=2.5)
+
+
+def test_gradients_of_another_format():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    p.grad_dtype = torch.float32
+    p.grad = torch.tensor([1.0, 2.0, 2.0, 4.0])
+    optimizer = RFD([p], covariance_model=COV)
+    optimizer.step(loss=2.5)
+    assert optimizer.last_step.grad_norm == 5.0
+    p.grad = None
+    p.grad_dtype = torch.bfloat16
+    p.grad = torch.tensor([0, 0, 2.0, 0], dtype=torch.bfloat16)
+    optimizer.step(loss=2.5)
+    assert optimizer.last_step.grad_norm == 2.0

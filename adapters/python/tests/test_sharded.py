@@ -1,0 +1,484 @@
+"""Training on 2 and 4 processes over gloo on the CPU."""
+
+import copy
+import math
+import os
+import socket
+import sys
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from rfdescent import RFD, SquaredExponential
+
+COV = SquaredExponential(mean=2.7, variance=(0.0146, 0.73), gradient_var=(62.0, 8376.0), dims=500)
+
+
+class Network(torch.nn.Module):
+    """Sizes that no number of processes divides, a tensor smaller than it, a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(11)
+        self.first = torch.nn.Linear(7, 7)
+        self.norm = torch.nn.LayerNorm(7)
+        self.tied = torch.nn.Linear(7, 7)
+        self.tied.weight = self.first.weight
+        self.last = torch.nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.tied(self.norm(torch.tanh(self.first(x))))))
+
+
+def batch(step, rank=0, ranks=1):
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(16, 7, generator=generator), torch.randint(0, 3, (16,), generator=generator)
+    return x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+
+
+def train(model, optimizer, steps, data=batch, first=0):
+    reports = []
+    for k in range(first, first + steps):
+        x, y = data(k)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step(loss=loss)
+        reports.append(optimizer.last_step)
+    return reports
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def check_equal_everywhere(value):
+    """Bitwise: numbers and tensors alike."""
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    for other in gathered:
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(other, gathered[0])
+        else:
+            assert repr(other) == repr(gathered[0])
+
+
+def check(model, optimizer, steps, data=batch, **options):
+    """Trains beside the same network in one process: equal but for rounding; on all processes bitwise."""
+    single = Network()
+    alone = RFD(single.parameters(), covariance_model=COV, process_group=None, **options)
+    for k in range(steps):
+        (report,) = train(model, optimizer, 1, data, first=k)
+        check_equal_everywhere(report)
+        (expected,) = train(single, alone, 1, first=k)
+        # Gradients are sums of 16 terms of float32 in another order; so are later losses.
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+        assert report.step_size == pytest.approx(expected.step_size, rel=1e-4)
+        assert report.applied_steps == k + 1
+    parameters = {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
+    for name, p in single.named_parameters():
+        assert torch.allclose(parameters[name], p, rtol=1e-3, atol=1e-4), name
+        check_equal_everywhere(parameters[name])
+
+
+def of_rank(k):
+    return batch(k, dist.get_rank(), dist.get_world_size())
+
+
+def ddp(_):
+    options = {"lr": 0.1, "momentum": 0.5, "batch_size": 16}
+    model = DistributedDataParallel(Network())
+    check(model, RFD(model.named_parameters(), covariance_model=COV, **options), 4, of_rank, **options)
+
+
+def fsdp(_):
+    options = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+    model = Network()
+    # Tied weights must be sharded together.
+    fully_shard(model.last)
+    fully_shard(model)
+    optimizer = RFD(model.parameters(), covariance_model=COV, **options)
+    # The three rows of the last layer are fewer than four processes: one has nothing of it.
+    counts = [p.to_local().numel() for p in model.last.parameters()]
+    check(model, optimizer, 4, of_rank, **options)
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, counts)
+    if dist.get_world_size() == 4:
+        assert [0, 0] in gathered
+
+
+def fsdp_hybrid(_):
+    """Sharded in pairs, replicated between these."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicate", "shard"))
+    model = Network()
+    fully_shard(model, mesh=mesh)
+    options = {"lr": 0.1, "momentum": 0.5}
+    check(model, RFD(model.parameters(), covariance_model=COV, **options), 3, of_rank, **options)
+
+
+class Block(torch.nn.Module):
+    """For tensor parallel: a layer split by columns, one by rows, one replicated on sequence shards."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(12)
+        self.norm = torch.nn.LayerNorm(8)
+        self.up = torch.nn.Linear(8, 12)
+        self.down = torch.nn.Linear(12, 8)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def parallel(mesh, sequence):
+    model = Block()
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if sequence:
+        plan = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(),
+        }
+    return parallelize_module(model, mesh, plan)
+
+
+def check_block(model, optimizer, sequence_data, **options):
+    single = Block()
+    alone = RFD(single.named_parameters(), covariance_model=COV, process_group=None, **options)
+    for k in range(3):
+        for net, opt, x in ((model, optimizer, sequence_data(k)), (single, alone, tokens(k))):
+            opt.zero_grad()
+            loss = net(x).square().mean() + 2
+            loss.backward()
+            opt.step(loss=loss)
+        check_equal_everywhere(optimizer.last_step)
+        assert optimizer.last_step.grad_norm == pytest.approx(alone.last_step.grad_norm, rel=1e-4)
+        assert optimizer.last_step.step_size == pytest.approx(alone.last_step.step_size, rel=1e-4)
+    for (name, p), q in zip(model.named_parameters(), single.parameters(), strict=True):
+        assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4), name
+
+
+def tokens(k):
+    return torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(k))
+
+
+def tensor_parallel(_):
+    options = {"lr": 0.01, "momentum": 0.5}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for sequence in (False, True):
+        model = parallel(mesh, sequence)
+        optimizer = RFD(model.named_parameters(), covariance_model=COV, **options)
+
+        def data(k, sequence=sequence):
+            x = tokens(k)
+            # With sequence parallel each process has its part of the tokens.
+            return x.chunk(dist.get_world_size(), dim=1)[dist.get_rank()] if sequence else x
+
+        check_block(model, optimizer, data, **options)
+
+
+def fsdp_and_tensor_parallel(_):
+    """Two dimensions of sharding at once."""
+    options = {"lr": 0.01, "momentum": 0.5}
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    model = parallel(mesh["tensor"], sequence=False)
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = RFD(model.named_parameters(), covariance_model=COV, **options)
+    part = mesh["data"].get_local_rank()
+    check_block(model, optimizer, lambda k: tokens(k).chunk(mesh["data"].size())[part], **options)
+
+
+def half_precision(_):
+    """bfloat16 shards with float32 master weights, and stochastic rounding with the bits of one process."""
+    model = Network().to(torch.bfloat16)
+    fully_shard(model)
+    optimizer = RFD(model.parameters(), covariance_model=COV, lr=0.1, master_weights=True)
+    for k in range(3):
+        x, y = of_rank(k)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x.bfloat16()), y)
+        loss.backward()
+        optimizer.step(loss=loss)
+        check_equal_everywhere(optimizer.last_step)
+    for p in model.parameters():
+        check_equal_everywhere(whole(p))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    values, grad = torch.ones(13, 5, dtype=torch.bfloat16), torch.full((13, 5), 0.5, dtype=torch.bfloat16)
+    rounded = []
+    for placements in ([Replicate()], [Shard(0)]):
+        p = torch.nn.Parameter(distribute_tensor(values.clone(), mesh, placements))
+        optimizer = RFD([p], covariance_model=COV, lr=1e-2, stochastic_rounding=3)
+        for _ in range(5):
+            p.grad = distribute_tensor(grad, mesh, placements)
+            optimizer.step(loss=2.0)
+        rounded.append(whole(p))
+    assert len(rounded[0].unique()) > 1
+    assert torch.equal(*rounded)
+
+
+def mixed_precision(_):
+    """FSDP's own mixed precision: float32 shards, bfloat16 in forward and backward."""
+    model = Network()
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    optimizer = RFD(model.parameters(), covariance_model=COV, lr=0.1)
+    for report in train(model, optimizer, 3, of_rank):
+        check_equal_everywhere(report)
+        assert report.outcome == "applied"
+
+
+def skips(_):
+    """A loss or gradient that is not finite on one process makes all skip."""
+    model = Network()
+    fully_shard(model)
+    optimizer = RFD(model.parameters(), covariance_model=COV, lr=0.1, momentum=0.5)
+    train(model, optimizer, 1, of_rank)
+    before = [p.to_local().clone() for p in model.parameters()]
+    one = dist.get_rank() == 1
+    optimizer.step(loss=math.nan if one else 2.0)
+    assert optimizer.last_step.outcome == "non_finite_loss"
+    if one:
+        next(model.parameters()).grad.to_local().flatten()[0] = math.inf
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.outcome == "non_finite_gradient"
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.outcome == "found_inf"
+    assert all(torch.equal(b, p.to_local()) for b, p in zip(before, model.parameters(), strict=True))
+    check_equal_everywhere(optimizer.last_step)
+
+
+def scaler(_):
+    """GradScaler on shards: the bits of training without it, as scales are powers of two."""
+    models = [Network(), Network()]
+    optimizers = []
+    for model in models:
+        fully_shard(model)
+        optimizers.append(RFD(model.parameters(), covariance_model=COV, lr=0.1))
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for k in range(3):
+        x, y = of_rank(k)
+        loss = torch.nn.functional.cross_entropy(models[1](x), y)
+        optimizers[1].zero_grad()
+        scale.scale(loss).backward()
+        scale.step(optimizers[1], loss=loss)
+        scale.update()
+        (report,) = train(models[0], optimizers[0], 1, of_rank, first=k)
+        assert report == optimizers[1].last_step
+        check_equal_everywhere(report)
+
+
+def checkpoint(folder):
+    """Saved on FSDP shards and going on from it, also with other sharding."""
+
+    def make(sharded):
+        model = Network()
+        if sharded:
+            fully_shard(model)
+        else:
+            model = DistributedDataParallel(model)
+        return model, RFD(model.parameters(), covariance_model=COV, lr=0.1, momentum=0.9)
+
+    model, optimizer = make(True)
+    train(model, optimizer, 3, of_rank)
+    weights, state = get_state_dict(model, optimizer)
+    assert all(isinstance(entry["velocity"], DTensor) for entry in state["state"].values())
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    train(model, optimizer, 2, of_rank, first=3)
+    for sharded in (True, False):
+        other, resumed = make(sharded)
+        weights, state = get_state_dict(other, resumed)
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state)
+        assert resumed.last_step.applied_steps == 3
+        train(other, resumed, 2, of_rank, first=3)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            if sharded:
+                assert torch.equal(whole(p), whole(q))
+            else:
+                # DDP adds up gradients in another order.
+                assert torch.allclose(whole(p), whole(q), rtol=1e-3, atol=1e-4)
+    copied = copy.deepcopy(optimizer.state_dict())
+    assert isinstance(copied["state"][0]["velocity"], DTensor)
+
+
+def whole_state_into_shards(_):
+    """The state of one process's training goes on in shards."""
+    single = Network()
+    alone = RFD(single.parameters(), covariance_model=COV, lr=0.1, momentum=0.9, process_group=None)
+    train(single, alone, 2)
+    model = Network()
+    model.load_state_dict(single.state_dict())
+    fully_shard(model)
+    optimizer = RFD(model.parameters(), covariance_model=COV)
+    optimizer.load_state_dict(alone.state_dict())
+    train(single, alone, 2, first=2)
+    train(model, optimizer, 2, of_rank, first=2)
+    for p, q in zip(model.parameters(), single.parameters(), strict=True):
+        assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4)
+
+
+def refused(_):
+    model = Network()
+    fully_shard(model)
+    with pytest.raises(ValueError, match="norm_lock"):
+        optimizer = RFD(model.named_parameters(), covariance_model=COV, norm_lock=True)
+        train(model, optimizer, 1, of_rank)
+    with pytest.raises(
+        ValueError, match="`first.weight` is a DTensor of several processes, but process_group is None"
+    ):
+        train(model, RFD(model.named_parameters(), covariance_model=COV, process_group=None), 1, of_rank)
+    own = SquaredExponential(mean=2.7 + dist.get_rank(), variance=(1, 1), gradient_var=(1, 1), dims=9)
+    with pytest.raises(RuntimeError, match="process 1 differ from those of process 0"):
+        train(model, RFD(model.parameters(), covariance_model=own), 1, of_rank)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    p = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
+    optimizer = RFD([("weight", p)], covariance_model=COV)
+    p.grad = distribute_tensor(torch.ones(8), mesh, [Replicate()])
+    with pytest.raises(ValueError, match="`weight` is placed as .* but its gradient as"):
+        optimizer.step(loss=2.0)
+
+    # What FullyShardedDataParallel, which runs on accelerators only, marks its parameters with.
+    p = torch.nn.Parameter(torch.ones(8))
+    p._fsdp_flattened = True
+    p.grad = torch.ones(8)
+    with pytest.raises(ValueError, match=r"`weight` belongs to FullyShardedDataParallel.*use fully_shard"):
+        RFD([("weight", p)], covariance_model=COV).step(loss=2.0)
+    p = torch.nn.Parameter(DTensor.from_local(torch.ones(8), mesh, [Partial()]))
+    p.grad = DTensor.from_local(torch.ones(8), mesh, [Partial()])
+    with pytest.raises(ValueError, match="`weight` is placed as .*Partial.*redistribute"):
+        RFD([("weight", p)], covariance_model=COV).step(loss=2.0)
+
+
+def pipeline(_):
+    """Named parameters of different processes with equal shapes all count."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    p = torch.nn.Parameter(torch.zeros(4))
+    optimizer = RFD([(f"stage{rank}", p)], covariance_model=COV)
+    p.grad = torch.full((4,), float(rank + 1))
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.grad_norm == math.sqrt(sum(4 * (r + 1) ** 2 for r in range(ranks)))
+
+
+def subgroup(_):
+    """Two groups that train different networks beside each other."""
+    ranks = dist.get_world_size()
+    groups = [dist.new_group(range(0, ranks // 2)), dist.new_group(range(ranks // 2, ranks))]
+    number = int(dist.get_rank() >= ranks // 2)
+    p = torch.nn.Parameter(torch.zeros(4))
+    optimizer = RFD([p], covariance_model=COV, process_group=groups[number])
+    p.grad = torch.full((4,), float(number + 1))
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.grad_norm == 2.0 * (number + 1)
+
+
+def run(rank, ranks, port, test, folder, errors):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1"
+    )
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        for name in test:
+            print(f"rank {rank}: {name}", file=sys.stderr)
+            globals()[name](folder)
+            dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        errors.put(f"process {rank}:\n{traceback.format_exc()}")
+        raise
+
+
+def spawn(ranks, tests, folder):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Processes fork from one that has imported everything once.
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["test_sharded"])
+    errors = context.SimpleQueue()
+    processes = [
+        context.Process(target=run, args=(rank, ranks, port, tests, str(folder), errors), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        while any(process.is_alive() for process in processes):
+            for process in processes:
+                process.join(0.2)
+            if not errors.empty() or any(process.exitcode not in (None, 0) for process in processes):
+                break
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+    if not errors.empty():
+        pytest.fail(errors.get())
+    assert [process.exitcode for process in processes] == [0] * ranks
+
+
+# Starting processes takes longer than a test: those of one number of processes share them.
+TESTS = {
+    2: [
+        "ddp",
+        "fsdp",
+        "tensor_parallel",
+        "half_precision",
+        "mixed_precision",
+        "skips",
+        "scaler",
+        "checkpoint",
+        "whole_state_into_shards",
+        "refused",
+        "pipeline",
+    ],
+    4: [
+        "ddp",
+        "fsdp",
+        "fsdp_hybrid",
+        "tensor_parallel",
+        "fsdp_and_tensor_parallel",
+        "half_precision",
+        "skips",
+        "checkpoint",
+        "pipeline",
+        "subgroup",
+    ],
+}
+
+
+@pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo"
+)
+@pytest.mark.parametrize("ranks", TESTS)
+def test_processes(ranks, tmp_path):
+    spawn(ranks, TESTS[ranks], tmp_path)
+
+
+def test_a_group_of_one(tmp_path):
+    spawn(1, ["alone"], tmp_path)
+
+
+def alone(_):
+    """One process needs no reduction, so that norm lock is there."""
+    model = Network()
+    fully_shard(model)
+    optimizer = RFD(model.parameters(), covariance_model=COV, lr=0.1, norm_lock=True)
+    train(model, optimizer, 2)
+    assert optimizer.last_step.applied_steps == 2

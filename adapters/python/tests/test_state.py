@@ -1,0 +1,220 @@
+"""Saving and loading, copying and pickling."""
+
+import copy
+import io
+import pickle
+
+import pyrfd
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+from rfdescent import RFD
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+
+
+def train(model, optimizer, steps, first=0):
+    for k in range(first, first + steps):
+        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k)).to(next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        loss = model(x).square().mean() + 2
+        loss.backward()
+        optimizer.step(loss=loss)
+
+
+def equal(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def by_torch_save(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    # No classes of ours: safe to load from a stranger.
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "master_weights": True}], ids=str
+)
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save, lambda x: pickle.loads(pickle.dumps(x))])
+def test_going_on_is_the_same(cov, dtype, options, copied):
+    model = network(dtype)
+    optimizer = RFD(model.parameters(), covariance_model=cov, lr=1e-2, **options)
+    train(model, optimizer, 3)
+    state = copied({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = network(dtype)
+    resumed = RFD(other.parameters(), covariance_model=cov, **options)
+    # Old parameters, to see that loading changes them.
+    train(other, resumed, 1)
+    other.load_state_dict(state["model"])
+    resumed.load_state_dict(state["optimizer"])
+    assert resumed.last_step.applied_steps == 3
+    assert resumed.param_groups[0]["lr"] == 1e-2
+    for a, b in zip(
+        optimizer.state_dict()["state"].values(), resumed.state_dict()["state"].values(), strict=True
+    ):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in a)
+    train(model, optimizer, 3, first=3)
+    train(other, resumed, 3, first=3)
+    assert equal(model, other)
+    assert resumed.last_step == optimizer.last_step
+    assert resumed.last_step.applied_steps == 6
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_copies_of_the_optimizer(cov, copied, steps):
+    model = network()
+    optimizer = RFD(model.parameters(), covariance_model=cov, momentum=0.9, lr=1e-2)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    train(model, optimizer, steps)
+    other, resumed = copied((model, optimizer))
+    assert resumed.covariance_model is not optimizer.covariance_model
+    train(model, optimizer, 2, first=steps)
+    train(other, resumed, 2, first=steps)
+    assert equal(model, other)
+    assert resumed.last_step == optimizer.last_step
+
+
+def test_contents(cov):
+    model = network(torch.bfloat16)
+    optimizer = RFD(model.named_parameters(), covariance_model=cov, momentum=0.9, master_weights=True)
+    fresh = optimizer.state_dict()
+    # The same tensors before the first step: what is loaded into them finds its place.
+    assert all(set(entry) == {"step", "skipped", "velocity", "master"} for entry in fresh["state"].values())
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    assert [entry.keys() for entry in state["state"].values()] == [
+        entry.keys() for entry in fresh["state"].values()
+    ]
+    for p, entry in zip(model.parameters(), state["state"].values(), strict=True):
+        assert entry["velocity"].shape == entry["master"].shape == p.shape
+        assert entry["master"].dtype is entry["velocity"].dtype is torch.float32
+        assert torch.equal(entry["master"].to(torch.bfloat16), p)
+        # The first velocity is the gradient's opposite.
+        assert torch.equal(entry["velocity"], -p.grad.float())
+    # Later steps do not reach into it.
+    before = state["state"][0]["velocity"].clone()
+    train(model, optimizer, 1)
+    assert torch.equal(before, state["state"][0]["velocity"])
+
+
+def test_a_state_of_pyrfd(cov):
+    moments = {
+        "mean": cov.mean,
+        "variance": tuple(cov.var_reg),
+        "gradient_var": tuple(cov.g_var_reg),
+        "dims": cov.dims,
+    }
+    theirs, ours = network(), network()
+    published = pyrfd.RFD(
+        theirs.parameters(), covariance_model=pyrfd.SquaredExponential(**moments), momentum=0.9, lr=1e-2
+    )
+    optimizer = RFD(ours.parameters(), covariance_model=cov)
+
+    def run(model, k):
+        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k))
+        loss = model(x).square().mean() + 2
+        model.zero_grad()
+        loss.backward()
+        return loss
+
+    for k in range(3):
+        published.step(lambda k=k: run(theirs, k))
+    ours.load_state_dict(theirs.state_dict())
+    optimizer.load_state_dict(published.state_dict())
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert "cov" not in optimizer.param_groups[0]
+    for k in range(3, 6):
+        published.step(lambda k=k: run(theirs, k))
+        optimizer.step(lambda k=k: run(ours, k))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        # Three steps in float32, each with a norm that pyrfd sums in float32.
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_an_older_state(cov):
+    """One that lacks settings and counts which later releases have."""
+    model = network()
+    optimizer = RFD(model.parameters(), covariance_model=cov, weight_decay=0.1, momentum=0.5)
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["weight_decay"], group["length_scale_factor"]
+    for entry in state["state"].values():
+        del entry["skipped"]
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+    train(model, optimizer, 1)
+    assert optimizer.last_step.applied_steps == 2
+
+
+def test_a_state_that_does_not_fit(cov):
+    model = network()
+    optimizer = RFD(model.named_parameters(), covariance_model=cov, momentum=0.5)
+    train(model, optimizer, 1)
+    before = optimizer.state_dict()
+    wrong = copy.deepcopy(before)
+    wrong["state"][2]["velocity"] = torch.zeros(4, 5)
+    with pytest.raises(ValueError, match=r"`2.weight` has shape \(3, 5\) but its saved velocity \(4, 5\)"):
+        optimizer.load_state_dict(wrong)
+    wrong = copy.deepcopy(before)
+    wrong["param_groups"][0]["momentum"] = 3
+    with pytest.raises(ValueError, match="momentum"):
+        optimizer.load_state_dict(wrong)
+    wrong = copy.deepcopy(before)
+    wrong["param_groups"][0]["params"].pop()
+    with pytest.raises(ValueError):
+        optimizer.load_state_dict(wrong)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert torch.equal(after["state"][2]["velocity"], before["state"][2]["velocity"])
+    train(model, optimizer, 1)
+    assert optimizer.last_step.applied_steps == 2
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "master_weights": True}], ids=str)
+def test_distributed_checkpoint(cov, tmp_path, flatten, options):
+    """Of one process; test_sharded.py has those of several."""
+    dtype = torch.bfloat16 if options else torch.float32
+    layout = StateDictOptions(flatten_optimizer_state_dict=flatten)
+
+    def make():
+        model = network(dtype)
+        return model, RFD(model.parameters(), covariance_model=cov, lr=1e-2, **options)
+
+    model, optimizer = make()
+    train(model, optimizer, 3)
+    weights, state = get_state_dict(model, optimizer, options=layout)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    other, resumed = make()
+    weights, state = get_state_dict(other, resumed, options=layout)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state, options=layout)
+    assert not dist.is_initialized()
+    assert resumed.last_step.applied_steps == 3
+    train(model, optimizer, 2, first=3)
+    train(other, resumed, 2, first=3)
+    assert equal(model, other)
+    if options:
+        # PyTorch refuses a full state without any tensor.
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        full = get_optimizer_state_dict(model, optimizer, options=whole)
+        set_optimizer_state_dict(other, resumed, full, options=whole)
+        assert resumed.last_step.applied_steps == 5
