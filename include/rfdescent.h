@@ -458,46 +458,6 @@ typedef struct rfd_optimizer_options {
 } rfd_optimizer_options;
 
 /**
- * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
- * tensors on the CPU.
- */
-typedef struct rfd_step_input {
-    /**
-     * sizeof(rfd_step_input).
-     */
-    size_t size;
-    /**
-     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
-     * gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
-     */
-    double loss;
-    /**
-     * S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
-     */
-    double grad_scale;
-    /**
-     * Any value but 0 skips the step. CPU only. Default 0.
-     */
-    double found_inf;
-    /**
-     * Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
-     */
-    const void *loss_address;
-    /**
-     * Where S lies on the device. Default null: no gradient scale.
-     */
-    const float *grad_scale_address;
-    /**
-     * Where found_inf lies on the device. Default null: none.
-     */
-    const float *found_inf_address;
-    /**
-     * Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
-     */
-    uint32_t loss_dtype;
-} rfd_step_input;
-
-/**
  * Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
  * tensor of the first group that counts in the norm.
  */
@@ -566,6 +526,46 @@ typedef struct rfd_tensor {
      */
     uint32_t device_index;
 } rfd_tensor;
+
+/**
+ * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
+ * tensors on the CPU.
+ */
+typedef struct rfd_step_input {
+    /**
+     * sizeof(rfd_step_input).
+     */
+    size_t size;
+    /**
+     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
+     * gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     */
+    double loss;
+    /**
+     * S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
+     */
+    double grad_scale;
+    /**
+     * Any value but 0 skips the step. CPU only. Default 0.
+     */
+    double found_inf;
+    /**
+     * Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
+     */
+    const void *loss_address;
+    /**
+     * Where S lies on the device. Default null: no gradient scale.
+     */
+    const float *grad_scale_address;
+    /**
+     * Where found_inf lies on the device. Default null: none.
+     */
+    const float *found_inf_address;
+    /**
+     * Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
+     */
+    uint32_t loss_dtype;
+} rfd_step_input;
 
 /**
  * What a step did.
@@ -788,7 +788,7 @@ rfd_status rfd_model_load(const char *file,
 rfd_status rfd_model_save(const struct rfd_model *model, const char *file);
 
 /**
- * Reads what rfd_model_to_json wrote: `size` bytes at `json`,.
+ * Reads what rfd_model_to_json wrote: `size` bytes at `json`.
  *
  * No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees with
  * rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
@@ -1110,27 +1110,6 @@ rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              struct rfd_fit *fit,
                              struct rfd_statistics **statistics,
                              struct rfd_buffer **warnings);
-
-/**
- * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).
- *
- * `group` must not be null. Any thread.
- */
-rfd_status rfd_group_init(struct rfd_group *group, size_t size);
-
-/**
- * Sets all options to their defaults; `size` is sizeof(rfd_optimizer_options).
- *
- * `options` must not be null. Any thread.
- */
-rfd_status rfd_optimizer_options_init(struct rfd_optimizer_options *options, size_t size);
-
-/**
- * Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
- *
- * `input` must not be null. Any thread.
- */
-rfd_status rfd_step_input_init(struct rfd_step_input *input, size_t size);
 
 /**
  * Makes an optimizer for `count` tensors, whose order every step follows.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 9] = [
     "abi_version.rs",
     "status.rs",
     "buffer.rs",
@@ -14,7 +14,6 @@ const FILES: [&str; 10] = [
     "statistics.rs",
     "design.rs",
     "auto_fit.rs",
-    "optimizer/structs.rs",
     "optimizer/mod.rs",
 ];
 

@@ -160,7 +160,7 @@ pub unsafe extern "C" fn rfd_model_save(model: *const rfd_model, file: *const c_
     })
 }
 
-/// Reads what rfd_model_to_json wrote: `size` bytes at `json`,.
+/// Reads what rfd_model_to_json wrote: `size` bytes at `json`.
 ///
 /// No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees with
 /// rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
