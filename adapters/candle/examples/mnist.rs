@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use candle_core::{D, DType, Device, Result, Tensor};
+use candle_nn::init::Init;
 use candle_nn::{BatchNorm, Linear, Module, ModuleT, Optimizer, VarBuilder};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -77,8 +78,12 @@ impl Network {
     fn new(vb: VarBuilder) -> Result<Self> {
         let layer = |(number, ends): (usize, &[usize])| {
             let vb = vb.pp(number.to_string());
-            let linear = candle_nn::linear(ends[0], ends[1], vb.pp("linear"))?;
-            Ok((linear, candle_nn::batch_norm(ends[1], 1e-5, vb.pp("norm"))?))
+            // As PyTorch initialises: candle's own weights are some times as wide, and RFD then begins too far away.
+            let reach = 1.0 / (ends[0] as f64).sqrt();
+            let init = Init::Uniform { lo: -reach, up: reach };
+            let weight = vb.get_with_hints((ends[1], ends[0]), "linear.weight", init)?;
+            let bias = vb.get_with_hints(ends[1], "linear.bias", init)?;
+            Ok((Linear::new(weight, Some(bias)), candle_nn::batch_norm(ends[1], 1e-5, vb.pp("norm"))?))
         };
         Ok(Network { layers: WIDTHS.windows(2).enumerate().map(layer).collect::<Result<_>>()? })
     }
