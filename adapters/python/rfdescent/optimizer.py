@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import sharded
 from ._engine import MODES, Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
@@ -63,7 +66,8 @@ class RFD(torch.optim.Optimizer):
         The step size is cut to this.
     master_weights : bool
         float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
-        rounded from.
+        rounded from. Elements of a parameter that were written to in place between steps get new ones, except
+        through ``param.data``, which PyTorch does not count.
     stochastic_rounding : int, optional
         Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
     process_group : ProcessGroup, "auto" or None
@@ -81,7 +85,8 @@ class RFD(torch.optim.Optimizer):
     are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
     formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
 
-    Velocities and master weights belong to the library; `state_dict` copies them out.
+    Velocities and master weights belong to the library; `state_dict` copies them out. Those of a parameter
+    whose shape changes are dropped, with a warning.
     """
 
     _step_supports_amp_scaling = True
@@ -233,6 +238,13 @@ class RFD(torch.optim.Optimizer):
             _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
         )
         report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
+        # On a device it is not known yet whether the step is skipped.
+        if report is None or report.outcome == "applied":
+            # The library wrote behind autograd's back, which must know what it has saved for backward().
+            increment_version(parameters)
+            if params is not parameters:
+                increment_version(params)
+            engine.versions = self._versions(parameters, params)
         if report is not None:
             for group, settings in zip(self.param_groups, engine.groups):
                 group["learning_rate"] = report.learning_rate * settings.multiplier
@@ -266,9 +278,8 @@ class RFD(torch.optim.Optimizer):
     def _group_names(self, index: int) -> list[str]:
         """Of one group's parameters: those given, or where they stand."""
         group = self.param_groups[index]
-        return group.get("param_names") or [
-            f"param_groups[{index}]['params'][{k}]" for k in range(len(group["params"]))
-        ]
+        given, count = group.get("param_names", []), len(group["params"])
+        return given if len(given) == count else [f"param_groups[{index}]['params'][{k}]" for k in range(count)]
 
     def _names(self) -> list[str]:
         """Of all parameters, each another one."""
@@ -322,14 +333,39 @@ class RFD(torch.optim.Optimizer):
         settings, groups = self._options()
         engine = self._engine
         if engine is not None:
-            same = engine.settings.fixed() == settings.fixed() and len(engine.groups) == len(groups)
-            if same and engine.table.describes(params):
+            listed = self._lists(engine, parameters)
+            if (
+                listed
+                and engine.settings.fixed() == settings.fixed()
+                and engine.table.describes(params)
+                and engine.versions == self._versions(parameters, params)
+            ):
                 engine.configure(settings, groups)
                 if self._shown:
                     self._hide_state()
                 return engine
+            _check_not_capturing(engine.device)
+            if not listed:
+                self._reduction = None
             self._retire()
         return self._build(settings, groups, parameters, params)
+
+    def _lists(self, engine: Engine, parameters: list[Tensor]) -> bool:
+        """Whether the groups still list the engine's parameters, each in the group it was in."""
+        return engine.group_sizes == [len(group["params"]) for group in self.param_groups] and all(
+            map(operator.is_, engine.parameters, parameters)
+        )
+
+    def _versions(self, parameters: list[Tensor], params: list[Tensor]) -> list[int]:
+        """How often each parameter with master weights has been written to; autograd counts it."""
+        if not self._master_weights:
+            return []
+        return [
+            version
+            for param, local in zip(parameters, params)
+            if _is_half(local) and not local.is_inference()
+            for version in (param._version, local._version)
+        ]
 
     def _build(
         self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
@@ -347,8 +383,7 @@ class RFD(torch.optim.Optimizer):
             raise ValueError(
                 f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device"
             )
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("the first step allocates memory: take one step before capturing a CUDA graph")
+        _check_not_capturing(device)
         owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
         places = [TensorPlace(name, owner) for name, owner in zip(names, owners)]
         if self._reduction is None:
@@ -356,7 +391,10 @@ class RFD(torch.optim.Optimizer):
             self._reduction = sharded.Reduction.over(self._process_group, parameters, places, common)
         if self._reduction is not None:
             places = self._reduction.places
-        engine = Engine(settings, groups, places, params)
+        engine = Engine(
+            settings, groups, places, params, parameters, [len(group["params"]) for group in self.param_groups]
+        )
+        engine.versions = self._versions(parameters, params)
         state = self._pending(parameters, params)
         if state is not None:
             engine.set_state(state, params)
@@ -389,31 +427,42 @@ class RFD(torch.optim.Optimizer):
         else:
             flat = engine.get_state()
             applied, skipped = flat.applied_steps, flat.skipped_steps
-        position = 0
+            # The groups may list others by now, or these in another order.
+            positions = {id(param): position for position, param in enumerate(engine.parameters)}
+        names = iter(self._names())
         for group in self.param_groups:
-            for param in group["params"]:
+            for param, name in zip(group["params"], names):
                 if _is_later(param):
                     continue
                 local = sharded.local(param)
-                entry = {"step": torch.tensor(float(applied)), "skipped": torch.tensor(float(skipped))}
+                entry = {
+                    key: torch.tensor(float(count), device="cpu")
+                    for key, count in (("step", applied), ("skipped", skipped))
+                }
                 buffers: dict[str, Tensor | None] = {}
-                if engine is not None:
+                if engine is None:
+                    saved = self.state.get(param, {})
+                    shape = param.shape
+                    buffers = {kind: saved.get(kind) for kind in ("velocity", "master")}
+                elif (position := positions.get(id(param))) is not None:
+                    shape = local.shape
                     buffers = {
                         kind: engine.table.shaped(position, values[position], local.device)
                         for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
                     }
-                else:
-                    buffers = {key: self.state[param].get(key) for key in ("velocity", "master")}
+                for kind, values in buffers.items():
+                    if values is not None and values.shape != shape:
+                        _warn_of_new_shape(name, kind, values, shape)
+                        buffers[kind] = None
                 # What the first step would make; so that a state always has the same tensors.
-                if group["momentum"] > 0 and buffers["velocity"] is None:
+                if group["momentum"] > 0 and buffers.get("velocity") is None:
                     buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
-                if self._master_weights and _is_half(local) and buffers["master"] is None:
+                if self._master_weights and _is_half(local) and buffers.get("master") is None:
                     buffers["master"] = local.to(torch.float32)
                 for key, values in buffers.items():
                     if values is not None:
                         entry[key] = sharded.as_sharded(values, param)
                 entries[param] = entry
-                position += 1
         return entries
 
     def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
@@ -422,11 +471,20 @@ class RFD(torch.optim.Optimizer):
         masters: list[Tensor | None] = []
         groups = [group for group in self.param_groups for _ in group["params"]]
         for name, group, param, local in zip(self._names(), groups, parameters, params):
-            entry = self.state.get(param, {})
-            velocity = entry.get("velocity") if group["momentum"] > 0 else None
-            master = entry.get("master") if self._master_weights and _is_half(local) else None
-            velocities.append(_flat(name, "velocity", velocity, param, _velocity_dtype(local)))
-            masters.append(_flat(name, "master", master, param, torch.float32))
+            entry = {key: self.state.get(param, {}).get(key) for key in ("velocity", "master")}
+            for kind, values in entry.items():
+                if values is not None and values.shape != param.shape:
+                    _warn_of_new_shape(name, kind, values, param.shape)
+                    entry[kind] = None
+            velocity = entry["velocity"] if group["momentum"] > 0 else None
+            master = entry["master"] if self._master_weights and _is_half(local) else None
+            velocities.append(_flat(velocity, param, _velocity_dtype(local)))
+            master = _flat(master, param, torch.float32)
+            if master is not None:
+                values = _flat(param, param, local.dtype)
+                # Where a parameter is not its master weight rounded it has been written to since.
+                master = torch.where(master.to(local.dtype) == values, master, values.to(torch.float32))
+            masters.append(master)
         counts = self._counts()
         if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
             return None
@@ -571,15 +629,27 @@ def _velocity_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype is torch.float64 else torch.float32
 
 
-def _flat(name: str, kind: str, values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _check_not_capturing(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the first step, and that after a change of parameters, allocates memory: take one step before "
+            "capturing a CUDA graph"
+        )
+
+
+def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) -> None:
+    remedy = "it starts at zero" if kind == "velocity" else "it is made from the parameter"
+    warnings.warn(
+        f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}",
+        stacklevel=2,
+    )
+
+
+def _flat(values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A buffer as the library takes it: flat, in the order of the parameter's memory."""
     if values is None:
         return None
     values = sharded.part(values, param)
     local = sharded.local(param)
-    if values.shape != local.shape:
-        raise ValueError(
-            f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}"
-        )
-    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype).copy_(values)
+    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype, device="cpu").copy_(values)
     return ordered.as_strided((local.numel(),), (1,))

@@ -169,7 +169,7 @@ class Reduction:
 
     def _two_doubles(self, pointer: Any, device: torch.device) -> Tensor:
         if device.type == "cpu":
-            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64)
+            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64, device=device)
         address = int(ffi.cast("uintptr_t", pointer))
         # Kept: PyTorch asks the driver about the address, which it must not while a graph is captured.
         if self._norm is None or self._norm[0] != address:

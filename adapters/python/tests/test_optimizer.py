@@ -479,3 +479,90 @@ def test_tied_and_overlapping_parameters(cov):
     with pytest.raises(ValueError, match="`right`.*shares memory with.*`left`"):
         optimizer.step(loss=2.0)
     assert base.tolist() == [0] * 6
+
+
+def test_autograd_knows_that_a_step_writes(cov):
+    """As for other optimizers: what was saved for backward() is not mixed with new values."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = RFD([p], covariance_model=cov)
+    loss = (p * p * torch.ones(3, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step(loss=math.nan)
+    # A step that is skipped writes nothing.
+    loss.backward(retain_graph=True)
+    optimizer.step(loss=2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_groups_whose_parameters_change(cov, show):
+    """Each parameter keeps its own velocity, wherever the groups list it; new ones start without."""
+    a, b, c = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    grads = {a: torch.tensor([1.0, 0.0]), b: torch.tensor([0.0, 2.0]), c: torch.tensor([3.0, 3.0])}
+    for p, grad in grads.items():
+        p.grad = grad
+    optimizer = RFD([{"params": [a, b]}, {"params": [], "lr": 0.5}], covariance_model=cov, momentum=0.5)
+    expected = {p: torch.zeros(2) for p in grads}
+    applied = 0
+
+    def check():
+        nonlocal applied
+        optimizer.step(loss=2.0)
+        applied += 1
+        listed = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = math.sqrt(sum(float(grads[p].square().sum()) for p in listed))
+        assert optimizer.last_step.grad_norm == pytest.approx(norm, rel=1e-12)
+        for p in grads:
+            expected[p] = 0.5 * expected[p] - grads[p] if p in set(listed) else torch.zeros(2)
+        state = optimizer.state_dict()["state"] if show or applied == 6 else None
+        if state is not None:
+            assert len(state) == len(listed)
+            for k, p in enumerate(listed):
+                # Sums of few bits: exact.
+                assert torch.equal(state[k]["velocity"], expected[p])
+                assert state[k]["step"] == applied
+
+    first, second = (group["params"] for group in optimizer.param_groups)
+    check()
+    first.reverse()
+    check()
+    before = b.detach().clone()
+    # The same parameters in the same order, b in the other group.
+    first.reverse()
+    second.append(first.pop())
+    check()
+    moved = b.detach() - before
+    rate = optimizer.last_step.learning_rate * 0.5
+    assert moved.tolist() == pytest.approx((rate * expected[b]).tolist(), rel=1e-6)
+    first[0] = c
+    check()
+    first.append(a)
+    check()
+    first.remove(c)
+    check()
+
+
+def test_a_parameter_taken_out_before_the_state_is_saved(cov):
+    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    a.grad, b.grad = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
+    optimizer = RFD([("a", a), ("b", b)], covariance_model=cov, momentum=0.5)
+    optimizer.step(loss=2.0)
+    optimizer.param_groups[0]["params"].pop(0)
+    state = optimizer.state_dict()["state"]
+    assert state.keys() == {0}
+    assert torch.equal(state[0]["velocity"], -b.grad)
+
+
+def test_a_default_device(cov):
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.ones(2)
+    optimizer = RFD([p], covariance_model=cov, momentum=0.5)
+    optimizer.step(loss=2.0)
+    with torch.device("meta"):
+        state = optimizer.state_dict()
+        assert state["state"][0]["velocity"].tolist() == [-1, -1]
+        assert state["state"][0]["step"] == 1
+        optimizer.load_state_dict(state)
+        optimizer.step(loss=2.0)
+    assert optimizer.state_dict()["state"][0]["velocity"].tolist() == [-1.5, -1.5]

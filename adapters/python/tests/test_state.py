@@ -218,3 +218,27 @@ def test_distributed_checkpoint(cov, tmp_path, flatten, options):
         full = get_optimizer_state_dict(model, optimizer, options=whole)
         set_optimizer_state_dict(other, resumed, full, options=whole)
         assert resumed.last_step.applied_steps == 5
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_a_parameter_that_is_resized(cov, save):
+    """Its velocity and master weights are dropped, as those of pruned rows are not known."""
+    p, q = (torch.nn.Parameter(torch.ones(4, 2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = RFD([("p", p), ("q", q)], covariance_model=cov, momentum=0.5, master_weights=True)
+    p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    optimizer.step(loss=2.0)
+    p.grad = None
+    p.data = torch.cat([p.data, p.data])
+    p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match=r"`p` has shape \(8, 2\) now but its (velocity|master) \(4, 2\)"):
+        if save:
+            optimizer.state_dict()
+        optimizer.step(loss=2.0)
+    state = optimizer.state_dict()["state"]
+    assert torch.equal(state[0]["velocity"], -torch.ones(8, 2))
+    assert torch.equal(state[1]["velocity"], torch.full((4, 2), -1.5))
+    assert state[0]["master"].shape == (8, 2)
+    assert torch.equal(state[0]["master"].bfloat16(), p)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.applied_steps == 3
