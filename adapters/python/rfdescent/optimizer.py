@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from . import sharded
 from ._engine import MODES, Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
+from ._entries import load_entry
 from ._state import State
 from ._tensors import DEVICES, FORMATS, check_parameter
 from .covariance import IsotropicCovariance
@@ -213,30 +214,33 @@ class RFD(torch.optim.Optimizer):
         if loss is None:
             raise TypeError("RFD's step size depends on the loss: call step(closure) or step(loss=loss)")
         with torch.no_grad():
-            self._step(_loss(loss))
+            self._step(loss)
         return loss
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
-    def _step(self, loss: Tensor | float) -> None:
+    def _step(self, loss: Any) -> None:
         parameters = self._parameters()
         params = parameters
         if sharded.any_sharded(parameters):
             params = [sharded.local(param) for param in parameters]
-        engine = self._ready(parameters, params)
-        if params is parameters:
-            grads = [param.grad for param in parameters]
-        else:
-            grads = [
-                sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
-            ]
-        engine.table.place_grads(params, grads)
-        device = engine.device
-        scalars = Scalars(
-            _where(loss, "loss", device),
-            _where(sharded.whole(getattr(self, "grad_scale", None)), "grad_scale", device),
-            _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
-        )
+        if self._engine is not None and not self._lists(self._engine, parameters):
+            self._retire()
+            self._reduction = None
+        if self._engine is None and self._reduction is None:
+
+            def prepare() -> tuple[list[TensorPlace], Any]:
+                settings, groups = self._options()
+                return self._places(params), (self.covariance_model.to_json(), settings[1:], groups)
+
+            self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare)
+        try:
+            # Redistributed gradients are nobody else's: they must live until the library has read them.
+            engine, scalars, _grads = self._prepare(parameters, params, loss)
+        except Exception as error:
+            if self._reduction is not None:
+                self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
+            raise
         report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
         # On a device it is not known yet whether the step is skipped.
         if report is None or report.outcome == "applied":
@@ -248,6 +252,27 @@ class RFD(torch.optim.Optimizer):
         if report is not None:
             for group, settings in zip(self.param_groups, engine.groups):
                 group["learning_rate"] = report.learning_rate * settings.multiplier
+
+    def _prepare(
+        self, parameters: list[Tensor], params: list[Tensor], loss: Any
+    ) -> tuple[Engine, Scalars, list[Tensor | None]]:
+        """All that can fail in this process alone: the engine, told of the gradients, and these, to keep."""
+        number = _loss(loss)
+        engine = self._ready(parameters, params)
+        if params is parameters:
+            grads = [param.grad for param in parameters]
+        else:
+            grads = [
+                sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
+            ]
+        engine.table.place_grads(params, grads)
+        device = engine.device
+        scalars = Scalars(
+            _where(number, "loss", device),
+            _where(sharded.whole(getattr(self, "grad_scale", None)), "grad_scale", device),
+            _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
+        )
+        return engine, scalars, grads
 
     @property
     def last_step(self) -> StepReport:
@@ -279,7 +304,9 @@ class RFD(torch.optim.Optimizer):
         """Of one group's parameters: those given, or where they stand."""
         group = self.param_groups[index]
         given, count = group.get("param_names", []), len(group["params"])
-        return given if len(given) == count else [f"param_groups[{index}]['params'][{k}]" for k in range(count)]
+        return (
+            given if len(given) == count else [f"param_groups[{index}]['params'][{k}]" for k in range(count)]
+        )
 
     def _names(self) -> list[str]:
         """Of all parameters, each another one."""
@@ -333,10 +360,8 @@ class RFD(torch.optim.Optimizer):
         settings, groups = self._options()
         engine = self._engine
         if engine is not None:
-            listed = self._lists(engine, parameters)
             if (
-                listed
-                and engine.settings.fixed() == settings.fixed()
+                engine.settings.fixed() == settings.fixed()
                 and engine.table.describes(params)
                 and engine.versions == self._versions(parameters, params)
             ):
@@ -344,9 +369,6 @@ class RFD(torch.optim.Optimizer):
                 if self._shown:
                     self._hide_state()
                 return engine
-            _check_not_capturing(engine.device)
-            if not listed:
-                self._reduction = None
             self._retire()
         return self._build(settings, groups, parameters, params)
 
@@ -367,9 +389,8 @@ class RFD(torch.optim.Optimizer):
             for version in (param._version, local._version)
         ]
 
-    def _build(
-        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
-    ) -> Engine:
+    def _places(self, params: list[Tensor]) -> list[TensorPlace]:
+        """Names and groups of the parameters, after a check of all that is here of them."""
         names = self._names()
         for name, param in zip(names, params):
             if _is_later(param):
@@ -385,14 +406,21 @@ class RFD(torch.optim.Optimizer):
             )
         _check_not_capturing(device)
         owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
-        places = [TensorPlace(name, owner) for name, owner in zip(names, owners)]
-        if self._reduction is None:
-            common = (self.covariance_model.to_json(), settings[1:], groups)
-            self._reduction = sharded.Reduction.over(self._process_group, parameters, places, common)
+        return [TensorPlace(name, owner) for name, owner in zip(names, owners)]
+
+    def _build(
+        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
+    ) -> Engine:
+        places = self._places(params)
         if self._reduction is not None:
             places = self._reduction.places
         engine = Engine(
-            settings, groups, places, params, parameters, [len(group["params"]) for group in self.param_groups]
+            settings,
+            groups,
+            places,
+            params,
+            parameters,
+            [len(group["params"]) for group in self.param_groups],
         )
         engine.versions = self._versions(parameters, params)
         state = self._pending(parameters, params)
@@ -408,6 +436,7 @@ class RFD(torch.optim.Optimizer):
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
         if self._engine is not None:
+            _check_not_capturing(self._engine.device)
             self._show_state()
             self._engine = None
 
@@ -478,13 +507,14 @@ class RFD(torch.optim.Optimizer):
                     entry[kind] = None
             velocity = entry["velocity"] if group["momentum"] > 0 else None
             master = entry["master"] if self._master_weights and _is_half(local) else None
-            velocities.append(_flat(velocity, param, _velocity_dtype(local)))
-            master = _flat(master, param, torch.float32)
             if master is not None:
-                values = _flat(param, param, local.dtype)
                 # Where a parameter is not its master weight rounded it has been written to since.
-                master = torch.where(master.to(local.dtype) == values, master, values.to(torch.float32))
-            masters.append(master)
+                kept = sharded.part(master, param).to(local.device)
+                master = torch.where(kept.to(local.dtype) == local, kept, local.to(kept.dtype))
+            if velocity is not None:
+                velocity = sharded.part(velocity, param)
+            velocities.append(_flat(velocity, local, _velocity_dtype(local)))
+            masters.append(_flat(master, local, torch.float32))
         counts = self._counts()
         if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
             return None
@@ -538,6 +568,13 @@ class RFD(torch.optim.Optimizer):
 
     def _take(self, loaded: dict[str, Any]) -> None:
         """Makes the state that of a loaded dict, whose entries are by position."""
+        for group in loaded["param_groups"]:
+            missing = [key for key in ("b_size_inv", "conservatism") if key not in group]
+            if missing:
+                raise ValueError(
+                    f"the state has no {missing[0]} in its groups, so it is not RFD's but that of another "
+                    "optimizer, whose lr and buffers mean something else; start without it"
+                )
         for group in self.param_groups:
             # That of pyrfd's groups is its covariance.
             group.pop("cov", None)
@@ -547,19 +584,7 @@ class RFD(torch.optim.Optimizer):
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
-            entry = dict(loaded["state"].get(key, {}))
-            for kind in ("velocity", "master"):
-                values = entry.get(kind)
-                if values is None:
-                    continue
-                if values.shape != param.shape:
-                    raise ValueError(
-                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} "
-                        f"{tuple(values.shape)}; load the state into an optimizer for the same parameters"
-                    )
-                # Whose it is may go on changing it.
-                entry[kind] = values.clone()
-            state[param] = entry
+            state[param] = load_entry(name, loaded["state"].get(key, {}), param.shape)
         self.state = type(self.state)(dict, state)
         self._engine = None
 
@@ -645,11 +670,9 @@ def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) 
     )
 
 
-def _flat(values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _flat(values: Tensor | None, local: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A buffer as the library takes it: flat, in the order of the parameter's memory."""
     if values is None:
         return None
-    values = sharded.part(values, param)
-    local = sharded.local(param)
     ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype, device="cpu").copy_(values)
     return ordered.as_strided((local.numel(),), (1,))
