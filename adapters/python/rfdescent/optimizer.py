@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -23,6 +25,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["RFD"]
+
+# What is no setting of a group, and why.
+_NOT_OF_GROUPS = {
+    **dict.fromkeys(
+        (
+            "covariance_model",
+            "mode",
+            "max_step_size",
+            "master_weights",
+            "stochastic_rounding",
+            "process_group",
+        ),
+        "holds for all groups: give it to RFD",
+    ),
+    "batch_size": "holds for all groups: give it to RFD, or b_size_inv = 1/batch_size to each group",
+    "length_scale": "the model has: give length_scale_factor, relative to it",
+}
 
 
 class RFD(torch.optim.Optimizer):
@@ -128,17 +147,28 @@ class RFD(torch.optim.Optimizer):
                 f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
                 "as SquaredExponential"
             )
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
         if batch_size is not None:
             if b_size_inv != 0:
                 raise ValueError("give batch_size or b_size_inv, not both")
-            if batch_size < 1:
+            _check_type("batch_size", batch_size, numbers.Real, "a number of examples")
+            if not batch_size >= 1:
                 raise ValueError(f"batch_size = {batch_size} must be at least 1")
             b_size_inv = 1 / batch_size
+        if max_step_size is not None:
+            _check_type("max_step_size", max_step_size, numbers.Real, "a number")
+        if stochastic_rounding is not None:
+            _check_type(
+                "stochastic_rounding", stochastic_rounding, numbers.Integral, "a seed, a whole number"
+            )
+            if not 0 <= stochastic_rounding < 2**64:
+                raise ValueError(f"stochastic_rounding = {stochastic_rounding} must be in [0, 2^64)")
+        _check_type("master_weights", master_weights, bool, "True or False")
+        sharded.check_group(process_group)
         self.covariance_model = covariance_model
         self._mode = mode
-        self._max_step_size = float("inf") if max_step_size is None else max_step_size
+        self._max_step_size = float("inf") if max_step_size is None else float(max_step_size)
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
@@ -160,7 +190,14 @@ class RFD(torch.optim.Optimizer):
         self._reduction = None
         super().add_param_group(param_group)
         added = len(self.param_groups) - 1
+        group = self.param_groups[added]
+        for key, value in group.items():
+            if isinstance(value, np.generic):
+                # So that a saved state is loaded with weights_only=True.
+                group[key] = value.item()
         try:
+            for key in _NOT_OF_GROUPS.keys() & group:
+                raise ValueError(f"param_groups[{added}] has {key!r}, which {_NOT_OF_GROUPS[key]}")
             validate(*self._options())
             devices = {}
             for index in {0, added}:
@@ -199,7 +236,18 @@ class RFD(torch.optim.Optimizer):
         ValueError
             Names the tensor that can't be stepped and says what to do. Nothing has changed then.
         """
+        try:
+            return self._checked_step(closure, loss)
+        except Exception:
+            # A gradient scaler, which leaves them after an exception, sets them anew.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
+
+    def _checked_step(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         scaled = getattr(self, "found_inf", None) is not None
+        if closure is not None and not callable(closure):
+            raise TypeError("the first argument of step is a closure: give the loss as step(loss=loss)")
         if closure is not None:
             if scaled:
                 raise RuntimeError(
@@ -209,8 +257,12 @@ class RFD(torch.optim.Optimizer):
                 )
             with torch.enable_grad():
                 evaluated = closure()
+            if evaluated is not None and loss is not None:
+                raise TypeError("the closure returned a loss and loss= gives one: leave one out")
             if evaluated is not None:
                 loss = evaluated
+        if loss is None and scaled:
+            raise TypeError("RFD's step size depends on the loss: call scaler.step(optimizer, loss=loss)")
         if loss is None:
             raise TypeError("RFD's step size depends on the loss: call step(closure) or step(loss=loss)")
         with torch.no_grad():
@@ -236,7 +288,7 @@ class RFD(torch.optim.Optimizer):
             self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare)
         try:
             # Redistributed gradients are nobody else's: they must live until the library has read them.
-            engine, scalars, _grads = self._prepare(parameters, params, loss)
+            engine, scalars, grads = self._prepare(parameters, params, loss)
         except Exception as error:
             if self._reduction is not None:
                 self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
@@ -245,9 +297,9 @@ class RFD(torch.optim.Optimizer):
         # On a device it is not known yet whether the step is skipped.
         if report is None or report.outcome == "applied":
             # The library wrote behind autograd's back, which must know what it has saved for backward().
-            increment_version(parameters)
+            increment_version(_with_gradient(parameters, grads))
             if params is not parameters:
-                increment_version(params)
+                increment_version(_with_gradient(params, grads))
             engine.versions = self._versions(parameters, params)
         if report is not None:
             for group, settings in zip(self.param_groups, engine.groups):
@@ -330,6 +382,12 @@ class RFD(torch.optim.Optimizer):
                     f"{key} differs between the groups, which share one step size: {sorted(values)}"
                 )
             shared[key] = values.pop()
+        locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
+        if locked and sharded.processes(self._process_group) is not None:
+            raise ValueError(
+                f"param_groups[{locked[0]}] has norm_lock, which several processes can't keep: none knows "
+                "the norm of a whole tensor; leave it out, or give process_group=None to train in each alone"
+            )
         if shared["b_size_inv"] > 1:
             raise ValueError(
                 f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself"
@@ -594,6 +652,11 @@ class RFD(torch.optim.Optimizer):
         return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
 
 
+def _check_type(name: str, value: Any, kind: type, meaning: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} = {value!r} must be {meaning}")
+
+
 def _number(group: dict[str, Any], key: str) -> float:
     value = group[key]
     if isinstance(value, Tensor) and value.device.type != "cpu":
@@ -605,6 +668,11 @@ def _number(group: dict[str, Any], key: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{key} = {value!r} must be a number") from None
+
+
+def _with_gradient(params: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
+    """Those that a step updates."""
+    return [param for param, grad in zip(params, grads) if grad is not None]
 
 
 def _is_later(param: Tensor) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "Reduction",
     "any_sharded",
     "as_sharded",
+    "check_group",
     "is_sharded",
     "local",
     "local_gradient",
@@ -93,6 +94,16 @@ def _offset(param: Tensor) -> int:
             sizes[placement.dim] = -(-sizes[placement.dim] // parts)
             number = number * parts + place
     return number * prod(sizes)
+
+
+def check_group(group: Any) -> None:
+    """Raises ValueError for what is no `process_group` of RFD."""
+    if group is None or group == "auto" or (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        return
+    raise ValueError(
+        f'process_group = {group!r} must be "auto", None or a ProcessGroup of torch.distributed that '
+        "has this process"
+    )
 
 
 def processes(group: Any) -> dist.ProcessGroup | None:
