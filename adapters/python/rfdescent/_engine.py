@@ -171,6 +171,10 @@ class Engine:
         Its options.
     places, params : sequences of equal length
         The tensors: dense, of one device, those of this process alone in sharded training.
+    parameters : sequence of Tensor
+        Whose parts `params` are, in the same order; the same tensors when nothing is sharded.
+    group_sizes : sequence of int
+        How many of them are in each group.
     """
 
     def __init__(
@@ -179,8 +183,14 @@ class Engine:
         groups: Sequence[GroupSettings],
         places: Sequence[TensorPlace],
         params: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        group_sizes: Sequence[int],
     ) -> None:
         self.device = params[0].device if params else torch.device("cpu")
+        self.parameters = list(parameters)
+        self.group_sizes = list(group_sizes)
+        # How often those with master weights had been written to after the last step.
+        self.versions: list[int] = []
         self.settings = settings
         self.groups = list(groups)
         self.places = list(places)

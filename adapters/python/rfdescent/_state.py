@@ -40,7 +40,7 @@ def unpack(data: Any, names: Sequence[str]) -> State:
                 found.append(None)
                 continue
             first, last = entry["data_offsets"]
-            values = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]])
+            values = torch.empty(entry["shape"], dtype=_DTYPES[entry["dtype"]], device="cpu")
             values.view(torch.uint8).copy_(raw[start + first : start + last])
             found.append(values)
         return found

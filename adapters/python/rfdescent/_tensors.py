@@ -52,6 +52,10 @@ def check_parameter(name: str, param: Tensor) -> None:
         raise ValueError(
             f"tensor `{name}` is {param.dtype}; supported are float32, float64, float16, bfloat16{remedy}"
         )
+    if param.is_neg():
+        raise ValueError(
+            f"tensor `{name}` is a lazily negated view; make the parameter from tensor.resolve_neg()"
+        )
     if not is_dense(param):
         raise ValueError(
             f"tensor `{name}` has shape {tuple(param.shape)} and strides {param.stride()}, which leave gaps "
@@ -114,7 +118,7 @@ class Table:
 
     def __init__(self, names: Sequence[str], params: Sequence[Tensor]) -> None:
         self.names = list(names)
-        self.shapes = [param.shape for param in params]
+        self.shapes = [param.size() for param in params]
         self.strides = [param.stride() for param in params]
         self.counts = [param.numel() for param in params]
         self.dtypes = [param.dtype for param in params]
@@ -134,8 +138,17 @@ class Table:
         self.grads = ffi.from_buffer("rfd_tensor[]", self._grads)
 
     def describes(self, params: Sequence[Tensor]) -> bool:
-        """Whether the parameters are still where they were; then their shapes and formats are too."""
-        return [param.data_ptr() for param in params] == self.pointers
+        """Whether the parameters still lie where they did, in the same shapes, orders and formats.
+
+        Those may change without the address, as in ``param.data = param.data[:10]``; devices may not.
+        """
+        # One list after another: several times faster than a tuple for each parameter.
+        return (
+            [param.data_ptr() for param in params] == self.pointers
+            and [param.size() for param in params] == self.shapes
+            and [param.stride() for param in params] == self.strides
+            and [param.dtype for param in params] == self.dtypes
+        )
 
     def shaped(self, index: int, flat: Tensor | None, device: torch.device) -> Tensor | None:
         """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
@@ -143,7 +156,7 @@ class Table:
 
     def place_grads(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """Notes where the gradients of this step lie; None for one that is missing."""
-        strides, counts, dtypes = self.strides, self.counts, self.grad_dtypes
+        shapes, strides, counts, dtypes = self.shapes, self.strides, self.counts, self.grad_dtypes
         pointers = []
         for index, grad in enumerate(grads):
             if grad is None:
@@ -155,7 +168,9 @@ class Table:
                 grad.layout is not torch.strided
                 or grad.stride() != strides[index]
                 or grad.dtype is not dtypes[index]
-                or grad.numel() != counts[index]
+                or grad.size() != shapes[index]
+                # A lazily negated view of more elements has other strides, of complex numbers.
+                or (counts[index] == 1 and grad.is_neg())
             ):
                 check_gradient(self.names[index], params[index], grad)
                 if grad.dtype is not dtypes[index]:

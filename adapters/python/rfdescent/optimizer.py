@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import sharded
 from ._engine import MODES, Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
+from ._entries import load_entry
 from ._state import State
 from ._tensors import DEVICES, FORMATS, check_parameter
 from .covariance import IsotropicCovariance
@@ -19,6 +25,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["RFD"]
+
+# What is no setting of a group, and why.
+_NOT_OF_GROUPS = {
+    **dict.fromkeys(
+        (
+            "covariance_model",
+            "mode",
+            "max_step_size",
+            "master_weights",
+            "stochastic_rounding",
+            "process_group",
+        ),
+        "holds for all groups: give it to RFD",
+    ),
+    "batch_size": "holds for all groups: give it to RFD, or b_size_inv = 1/batch_size to each group",
+    "length_scale": "the model has: give length_scale_factor, relative to it",
+}
 
 
 class RFD(torch.optim.Optimizer):
@@ -63,7 +86,8 @@ class RFD(torch.optim.Optimizer):
         The step size is cut to this.
     master_weights : bool
         float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
-        rounded from.
+        rounded from. Elements of a parameter that were written to in place between steps get new ones, except
+        through ``param.data``, which PyTorch does not count.
     stochastic_rounding : int, optional
         Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
     process_group : ProcessGroup, "auto" or None
@@ -81,7 +105,8 @@ class RFD(torch.optim.Optimizer):
     are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
     formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
 
-    Velocities and master weights belong to the library; `state_dict` copies them out.
+    Velocities and master weights belong to the library; `state_dict` copies them out. Those of a parameter
+    whose shape changes are dropped, with a warning.
     """
 
     _step_supports_amp_scaling = True
@@ -122,17 +147,28 @@ class RFD(torch.optim.Optimizer):
                 f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
                 "as SquaredExponential"
             )
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
         if batch_size is not None:
             if b_size_inv != 0:
                 raise ValueError("give batch_size or b_size_inv, not both")
-            if batch_size < 1:
+            _check_type("batch_size", batch_size, numbers.Real, "a number of examples")
+            if not batch_size >= 1:
                 raise ValueError(f"batch_size = {batch_size} must be at least 1")
             b_size_inv = 1 / batch_size
+        if max_step_size is not None:
+            _check_type("max_step_size", max_step_size, numbers.Real, "a number")
+        if stochastic_rounding is not None:
+            _check_type(
+                "stochastic_rounding", stochastic_rounding, numbers.Integral, "a seed, a whole number"
+            )
+            if not 0 <= stochastic_rounding < 2**64:
+                raise ValueError(f"stochastic_rounding = {stochastic_rounding} must be in [0, 2^64)")
+        _check_type("master_weights", master_weights, bool, "True or False")
+        sharded.check_group(process_group)
         self.covariance_model = covariance_model
         self._mode = mode
-        self._max_step_size = float("inf") if max_step_size is None else max_step_size
+        self._max_step_size = float("inf") if max_step_size is None else float(max_step_size)
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
@@ -154,7 +190,14 @@ class RFD(torch.optim.Optimizer):
         self._reduction = None
         super().add_param_group(param_group)
         added = len(self.param_groups) - 1
+        group = self.param_groups[added]
+        for key, value in group.items():
+            if isinstance(value, np.generic):
+                # So that a saved state is loaded with weights_only=True.
+                group[key] = value.item()
         try:
+            for key in _NOT_OF_GROUPS.keys() & group:
+                raise ValueError(f"param_groups[{added}] has {key!r}, which {_NOT_OF_GROUPS[key]}")
             validate(*self._options())
             devices = {}
             for index in {0, added}:
@@ -193,7 +236,18 @@ class RFD(torch.optim.Optimizer):
         ValueError
             Names the tensor that can't be stepped and says what to do. Nothing has changed then.
         """
+        try:
+            return self._checked_step(closure, loss)
+        except Exception:
+            # A gradient scaler, which leaves them after an exception, sets them anew.
+            for name in ("grad_scale", "found_inf"):
+                self.__dict__.pop(name, None)
+            raise
+
+    def _checked_step(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         scaled = getattr(self, "found_inf", None) is not None
+        if closure is not None and not callable(closure):
+            raise TypeError("the first argument of step is a closure: give the loss as step(loss=loss)")
         if closure is not None:
             if scaled:
                 raise RuntimeError(
@@ -203,21 +257,59 @@ class RFD(torch.optim.Optimizer):
                 )
             with torch.enable_grad():
                 evaluated = closure()
+            if evaluated is not None and loss is not None:
+                raise TypeError("the closure returned a loss and loss= gives one: leave one out")
             if evaluated is not None:
                 loss = evaluated
+        if loss is None and scaled:
+            raise TypeError("RFD's step size depends on the loss: call scaler.step(optimizer, loss=loss)")
         if loss is None:
             raise TypeError("RFD's step size depends on the loss: call step(closure) or step(loss=loss)")
         with torch.no_grad():
-            self._step(_loss(loss))
+            self._step(loss)
         return loss
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
-    def _step(self, loss: Tensor | float) -> None:
+    def _step(self, loss: Any) -> None:
         parameters = self._parameters()
         params = parameters
         if sharded.any_sharded(parameters):
             params = [sharded.local(param) for param in parameters]
+        if self._engine is not None and not self._lists(self._engine, parameters):
+            self._retire()
+            self._reduction = None
+        if self._engine is None and self._reduction is None:
+
+            def prepare() -> tuple[list[TensorPlace], Any]:
+                settings, groups = self._options()
+                return self._places(params), (self.covariance_model.to_json(), settings[1:], groups)
+
+            self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare)
+        try:
+            # Redistributed gradients are nobody else's: they must live until the library has read them.
+            engine, scalars, grads = self._prepare(parameters, params, loss)
+        except Exception as error:
+            if self._reduction is not None:
+                self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
+            raise
+        report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
+        # On a device it is not known yet whether the step is skipped.
+        if report is None or report.outcome == "applied":
+            # The library wrote behind autograd's back, which must know what it has saved for backward().
+            increment_version(_with_gradient(parameters, grads))
+            if params is not parameters:
+                increment_version(_with_gradient(params, grads))
+            engine.versions = self._versions(parameters, params)
+        if report is not None:
+            for group, settings in zip(self.param_groups, engine.groups):
+                group["learning_rate"] = report.learning_rate * settings.multiplier
+
+    def _prepare(
+        self, parameters: list[Tensor], params: list[Tensor], loss: Any
+    ) -> tuple[Engine, Scalars, list[Tensor | None]]:
+        """All that can fail in this process alone: the engine, told of the gradients, and these, to keep."""
+        number = _loss(loss)
         engine = self._ready(parameters, params)
         if params is parameters:
             grads = [param.grad for param in parameters]
@@ -228,14 +320,11 @@ class RFD(torch.optim.Optimizer):
         engine.table.place_grads(params, grads)
         device = engine.device
         scalars = Scalars(
-            _where(loss, "loss", device),
+            _where(number, "loss", device),
             _where(sharded.whole(getattr(self, "grad_scale", None)), "grad_scale", device),
             _where(sharded.whole(getattr(self, "found_inf", None)), "found_inf", device),
         )
-        report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
-        if report is not None:
-            for group, settings in zip(self.param_groups, engine.groups):
-                group["learning_rate"] = report.learning_rate * settings.multiplier
+        return engine, scalars, grads
 
     @property
     def last_step(self) -> StepReport:
@@ -266,9 +355,10 @@ class RFD(torch.optim.Optimizer):
     def _group_names(self, index: int) -> list[str]:
         """Of one group's parameters: those given, or where they stand."""
         group = self.param_groups[index]
-        return group.get("param_names") or [
-            f"param_groups[{index}]['params'][{k}]" for k in range(len(group["params"]))
-        ]
+        given, count = group.get("param_names", []), len(group["params"])
+        return (
+            given if len(given) == count else [f"param_groups[{index}]['params'][{k}]" for k in range(count)]
+        )
 
     def _names(self) -> list[str]:
         """Of all parameters, each another one."""
@@ -292,6 +382,12 @@ class RFD(torch.optim.Optimizer):
                     f"{key} differs between the groups, which share one step size: {sorted(values)}"
                 )
             shared[key] = values.pop()
+        locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
+        if locked and sharded.processes(self._process_group) is not None:
+            raise ValueError(
+                f"param_groups[{locked[0]}] has norm_lock, which several processes can't keep: none knows "
+                "the norm of a whole tensor; leave it out, or give process_group=None to train in each alone"
+            )
         if shared["b_size_inv"] > 1:
             raise ValueError(
                 f"b_size_inv = {shared['b_size_inv']}: give the inverse 1/b of the batch size, not b itself"
@@ -322,8 +418,11 @@ class RFD(torch.optim.Optimizer):
         settings, groups = self._options()
         engine = self._engine
         if engine is not None:
-            same = engine.settings.fixed() == settings.fixed() and len(engine.groups) == len(groups)
-            if same and engine.table.describes(params):
+            if (
+                engine.settings.fixed() == settings.fixed()
+                and engine.table.describes(params)
+                and engine.versions == self._versions(parameters, params)
+            ):
                 engine.configure(settings, groups)
                 if self._shown:
                     self._hide_state()
@@ -331,9 +430,25 @@ class RFD(torch.optim.Optimizer):
             self._retire()
         return self._build(settings, groups, parameters, params)
 
-    def _build(
-        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
-    ) -> Engine:
+    def _lists(self, engine: Engine, parameters: list[Tensor]) -> bool:
+        """Whether the groups still list the engine's parameters, each in the group it was in."""
+        return engine.group_sizes == [len(group["params"]) for group in self.param_groups] and all(
+            map(operator.is_, engine.parameters, parameters)
+        )
+
+    def _versions(self, parameters: list[Tensor], params: list[Tensor]) -> list[int]:
+        """How often each parameter with master weights has been written to; autograd counts it."""
+        if not self._master_weights:
+            return []
+        return [
+            version
+            for param, local in zip(parameters, params)
+            if _is_half(local) and not local.is_inference()
+            for version in (param._version, local._version)
+        ]
+
+    def _places(self, params: list[Tensor]) -> list[TensorPlace]:
+        """Names and groups of the parameters, after a check of all that is here of them."""
         names = self._names()
         for name, param in zip(names, params):
             if _is_later(param):
@@ -347,16 +462,25 @@ class RFD(torch.optim.Optimizer):
             raise ValueError(
                 f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device"
             )
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("the first step allocates memory: take one step before capturing a CUDA graph")
+        _check_not_capturing(device)
         owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
-        places = [TensorPlace(name, owner) for name, owner in zip(names, owners)]
-        if self._reduction is None:
-            common = (self.covariance_model.to_json(), settings[1:], groups)
-            self._reduction = sharded.Reduction.over(self._process_group, parameters, places, common)
+        return [TensorPlace(name, owner) for name, owner in zip(names, owners)]
+
+    def _build(
+        self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
+    ) -> Engine:
+        places = self._places(params)
         if self._reduction is not None:
             places = self._reduction.places
-        engine = Engine(settings, groups, places, params)
+        engine = Engine(
+            settings,
+            groups,
+            places,
+            params,
+            parameters,
+            [len(group["params"]) for group in self.param_groups],
+        )
+        engine.versions = self._versions(parameters, params)
         state = self._pending(parameters, params)
         if state is not None:
             engine.set_state(state, params)
@@ -370,6 +494,7 @@ class RFD(torch.optim.Optimizer):
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
         if self._engine is not None:
+            _check_not_capturing(self._engine.device)
             self._show_state()
             self._engine = None
 
@@ -389,31 +514,42 @@ class RFD(torch.optim.Optimizer):
         else:
             flat = engine.get_state()
             applied, skipped = flat.applied_steps, flat.skipped_steps
-        position = 0
+            # The groups may list others by now, or these in another order.
+            positions = {id(param): position for position, param in enumerate(engine.parameters)}
+        names = iter(self._names())
         for group in self.param_groups:
-            for param in group["params"]:
+            for param, name in zip(group["params"], names):
                 if _is_later(param):
                     continue
                 local = sharded.local(param)
-                entry = {"step": torch.tensor(float(applied)), "skipped": torch.tensor(float(skipped))}
+                entry = {
+                    key: torch.tensor(float(count), device="cpu")
+                    for key, count in (("step", applied), ("skipped", skipped))
+                }
                 buffers: dict[str, Tensor | None] = {}
-                if engine is not None:
+                if engine is None:
+                    saved = self.state.get(param, {})
+                    shape = param.shape
+                    buffers = {kind: saved.get(kind) for kind in ("velocity", "master")}
+                elif (position := positions.get(id(param))) is not None:
+                    shape = local.shape
                     buffers = {
                         kind: engine.table.shaped(position, values[position], local.device)
                         for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
                     }
-                else:
-                    buffers = {key: self.state[param].get(key) for key in ("velocity", "master")}
+                for kind, values in buffers.items():
+                    if values is not None and values.shape != shape:
+                        _warn_of_new_shape(name, kind, values, shape)
+                        buffers[kind] = None
                 # What the first step would make; so that a state always has the same tensors.
-                if group["momentum"] > 0 and buffers["velocity"] is None:
+                if group["momentum"] > 0 and buffers.get("velocity") is None:
                     buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
-                if self._master_weights and _is_half(local) and buffers["master"] is None:
+                if self._master_weights and _is_half(local) and buffers.get("master") is None:
                     buffers["master"] = local.to(torch.float32)
                 for key, values in buffers.items():
                     if values is not None:
                         entry[key] = sharded.as_sharded(values, param)
                 entries[param] = entry
-                position += 1
         return entries
 
     def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
@@ -422,11 +558,21 @@ class RFD(torch.optim.Optimizer):
         masters: list[Tensor | None] = []
         groups = [group for group in self.param_groups for _ in group["params"]]
         for name, group, param, local in zip(self._names(), groups, parameters, params):
-            entry = self.state.get(param, {})
-            velocity = entry.get("velocity") if group["momentum"] > 0 else None
-            master = entry.get("master") if self._master_weights and _is_half(local) else None
-            velocities.append(_flat(name, "velocity", velocity, param, _velocity_dtype(local)))
-            masters.append(_flat(name, "master", master, param, torch.float32))
+            entry = {key: self.state.get(param, {}).get(key) for key in ("velocity", "master")}
+            for kind, values in entry.items():
+                if values is not None and values.shape != param.shape:
+                    _warn_of_new_shape(name, kind, values, param.shape)
+                    entry[kind] = None
+            velocity = entry["velocity"] if group["momentum"] > 0 else None
+            master = entry["master"] if self._master_weights and _is_half(local) else None
+            if master is not None:
+                # Where a parameter is not its master weight rounded it has been written to since.
+                kept = sharded.part(master, param).to(local.device)
+                master = torch.where(kept.to(local.dtype) == local, kept, local.to(kept.dtype))
+            if velocity is not None:
+                velocity = sharded.part(velocity, param)
+            velocities.append(_flat(velocity, local, _velocity_dtype(local)))
+            masters.append(_flat(master, local, torch.float32))
         counts = self._counts()
         if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
             return None
@@ -480,6 +626,13 @@ class RFD(torch.optim.Optimizer):
 
     def _take(self, loaded: dict[str, Any]) -> None:
         """Makes the state that of a loaded dict, whose entries are by position."""
+        for group in loaded["param_groups"]:
+            missing = [key for key in ("b_size_inv", "conservatism") if key not in group]
+            if missing:
+                raise ValueError(
+                    f"the state has no {missing[0]} in its groups, so it is not RFD's but that of another "
+                    "optimizer, whose lr and buffers mean something else; start without it"
+                )
         for group in self.param_groups:
             # That of pyrfd's groups is its covariance.
             group.pop("cov", None)
@@ -489,19 +642,7 @@ class RFD(torch.optim.Optimizer):
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
-            entry = dict(loaded["state"].get(key, {}))
-            for kind in ("velocity", "master"):
-                values = entry.get(kind)
-                if values is None:
-                    continue
-                if values.shape != param.shape:
-                    raise ValueError(
-                        f"tensor `{name}` has shape {tuple(param.shape)} but its saved {kind} "
-                        f"{tuple(values.shape)}; load the state into an optimizer for the same parameters"
-                    )
-                # Whose it is may go on changing it.
-                entry[kind] = values.clone()
-            state[param] = entry
+            state[param] = load_entry(name, loaded["state"].get(key, {}), param.shape)
         self.state = type(self.state)(dict, state)
         self._engine = None
 
@@ -509,6 +650,11 @@ class RFD(torch.optim.Optimizer):
         """For pickling and copying: without the library's handle."""
         attributes = {key: self.__dict__[key] for key in self._OWN}
         return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
+
+
+def _check_type(name: str, value: Any, kind: type, meaning: str) -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} = {value!r} must be {meaning}")
 
 
 def _number(group: dict[str, Any], key: str) -> float:
@@ -522,6 +668,11 @@ def _number(group: dict[str, Any], key: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{key} = {value!r} must be a number") from None
+
+
+def _with_gradient(params: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
+    """Those that a step updates."""
+    return [param for param, grad in zip(params, grads) if grad is not None]
 
 
 def _is_later(param: Tensor) -> bool:
@@ -571,15 +722,25 @@ def _velocity_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype is torch.float64 else torch.float32
 
 
-def _flat(name: str, kind: str, values: Tensor | None, param: Tensor, dtype: torch.dtype) -> Tensor | None:
+def _check_not_capturing(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the first step, and that after a change of parameters, allocates memory: take one step before "
+            "capturing a CUDA graph"
+        )
+
+
+def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) -> None:
+    remedy = "it starts at zero" if kind == "velocity" else "it is made from the parameter"
+    warnings.warn(
+        f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}",
+        stacklevel=2,
+    )
+
+
+def _flat(values: Tensor | None, local: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A buffer as the library takes it: flat, in the order of the parameter's memory."""
     if values is None:
         return None
-    values = sharded.part(values, param)
-    local = sharded.local(param)
-    if values.shape != local.shape:
-        raise ValueError(
-            f"tensor `{name}` has shape {tuple(local.shape)} but its {kind} {tuple(values.shape)}"
-        )
-    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype).copy_(values)
+    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype, device="cpu").copy_(values)
     return ordered.as_strided((local.numel(),), (1,))

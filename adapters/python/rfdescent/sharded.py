@@ -7,15 +7,18 @@ are named (``RFD(model.named_parameters(), ...)``).
 
 The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs;
 give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
+
+What one process can't step, such as a gradient of the wrong layout, fails in all of them, and nothing
+changes; on CUDA devices the others skip the step.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -28,7 +31,18 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-__all__ = ["Reduction", "any_sharded", "as_sharded", "is_sharded", "local", "local_gradient", "part", "whole"]
+__all__ = [
+    "Reduction",
+    "any_sharded",
+    "as_sharded",
+    "check_group",
+    "is_sharded",
+    "local",
+    "local_gradient",
+    "part",
+    "processes",
+    "whole",
+]
 
 
 def any_sharded(values: Iterable[Any]) -> bool:
@@ -82,6 +96,70 @@ def _offset(param: Tensor) -> int:
     return number * prod(sizes)
 
 
+def check_group(group: Any) -> None:
+    """Raises ValueError for what is no `process_group` of RFD."""
+    if group is None or group == "auto" or (dist.is_available() and isinstance(group, dist.ProcessGroup)):
+        return
+    raise ValueError(
+        f'process_group = {group!r} must be "auto", None or a ProcessGroup of torch.distributed that '
+        "has this process"
+    )
+
+
+def processes(group: Any) -> dist.ProcessGroup | None:
+    """Those that train together, of a `process_group` as RFD takes it; None when this one trains alone."""
+    if isinstance(group, str):
+        group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return None if group is None or dist.get_world_size(group) == 1 else group
+
+
+def _check_alone(group: Any, places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
+    for place, param in zip(places, params):
+        if group is None and is_sharded(param) and param.device_mesh.size() > 1:
+            raise ValueError(
+                f"tensor `{place.name}` is a DTensor of several processes, but process_group is None; leave "
+                "it out, or give their group"
+            )
+
+
+def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
+    for place, param in zip(places, params):
+        if getattr(param, "_fsdp_flattened", False):
+            raise ValueError(
+                f"tensor `{place.name}` belongs to FullyShardedDataParallel, which does not say what it is a "
+                "shard of; use fully_shard (FSDP2)"
+            )
+        if is_sharded(param) and any(placement.is_partial() for placement in param.placements):
+            raise ValueError(
+                f"tensor `{place.name}` is placed as {param.placements}, whose sum is yet to be made; "
+                "redistribute the parameter first"
+            )
+
+
+def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """The values of all processes."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _raise_first(error: Exception | None, told: Sequence[str | None]) -> None:
+    """Raises the error of this process, or else tells of those of others; nothing when there are none."""
+    if error is not None:
+        raise error
+    failed = [str(rank) for rank, text in enumerate(told) if text is not None]
+    if failed:
+        first = next(text for text in told if text is not None)
+        raise RuntimeError(
+            f"process{'es' if len(failed) > 1 else ''} {', '.join(failed)} failed, so that no process has "
+            f"taken this step: {first}"
+        )
+
+
 @dataclass
 class Reduction:
     """What the processes of a group do together in a step.
@@ -96,54 +174,51 @@ class Reduction:
 
     group: dist.ProcessGroup
     places: list[TensorPlace]
-    # Squared norm, the same with length-scale factors, loss, found_inf.
+    # Squared norm, the same with length-scale factors, loss, found_inf, how many processes failed.
     _buffer: Tensor | None = None
     # Where the engine's norm lies, and a view of it.
     _norm: tuple[int, Tensor] | None = None
 
     @classmethod
     def over(
-        cls, group: Any, params: Sequence[Tensor], places: Sequence[TensorPlace], settings: Any
+        cls,
+        group: Any,
+        params: Sequence[Tensor],
+        prepare: Callable[[], tuple[Sequence[TensorPlace], Any]],
     ) -> Reduction | None:
         """The reduction over a process group; None when this process trains alone.
 
-        Collective. `settings` must be equal in all processes.
+        Collective. `prepare` gives the places of `params`, and settings that must be equal in all processes.
+        What it raises is raised in all.
         """
-        if isinstance(group, str):
-            group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-        if group is None:
-            for place, param in zip(places, params):
-                if is_sharded(param) and param.device_mesh.size() > 1:
-                    raise ValueError(
-                        f"tensor `{place.name}` is a DTensor of several processes, but process_group is "
-                        "None; leave it out, or give their group"
-                    )
-        if group is None or dist.get_world_size(group) == 1:
-            return None
-        for place, param in zip(places, params):
-            if getattr(param, "_fsdp_flattened", False):
-                raise ValueError(
-                    f"tensor `{place.name}` belongs to FullyShardedDataParallel, which does not say what it "
-                    "is a shard of; use fully_shard (FSDP2)"
-                )
-            if is_sharded(param) and any(placement.is_partial() for placement in param.placements):
-                raise ValueError(
-                    f"tensor `{place.name}` is placed as {param.placements}, whose sum is yet to be made; "
-                    "redistribute the parameter first"
-                )
-        held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
-        gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, (settings, held), group=group)
-        rank = dist.get_rank(group)
-        for other, (theirs, _) in enumerate(gathered):
-            if theirs != gathered[0][0]:
+        several = processes(group)
+        places: Sequence[TensorPlace] = []
+        held: list[Any] = []
+        settings, error = None, None
+        try:
+            places, settings = prepare()
+            if several is None:
+                _check_alone(group, places, params)
+                return None
+            _check_shards(places, params)
+            held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
+        except Exception as raised:
+            # The others wait for this process.
+            if several is None:
+                raise
+            error = raised
+        gathered = _gather((error and _told(error), settings, held), several)
+        _raise_first(error, [told for told, _, _ in gathered])
+        rank = dist.get_rank(several)
+        for other, (_, theirs, _) in enumerate(gathered):
+            if theirs != gathered[0][1]:
                 raise RuntimeError(
                     f"covariance model or options of process {other} differ from those of process 0; fit "
                     "once and share the model, for example through a file"
                 )
-        earlier = {key for _, keys in gathered[:rank] for key in keys}
+        earlier = {key for _, _, keys in gathered[:rank] for key in keys}
         return cls(
-            group,
+            several,
             [
                 place._replace(in_norm=key not in earlier, offset=_offset(param))
                 for place, key, param in zip(places, held, params)
@@ -151,25 +226,57 @@ class Reduction:
         )
 
     def step(self, engine: Engine, scalars: Scalars) -> StepReport | None:
-        """A step of all processes."""
+        """A step of all processes.
+
+        Raises
+        ------
+        RuntimeError
+            When another process failed: `fail`.
+        """
         device = engine.device
-        if self._buffer is None or self._buffer.device != device:
-            self._buffer = torch.empty(4, dtype=torch.float64, device=device)
-        buffer = self._buffer
-        buffer[:2] = self._two_doubles(engine.squared_norm(), device)
+        buffer = self._sums(device)
+        try:
+            buffer[:2] = self._two_doubles(engine.squared_norm(), device)
+        except Exception as error:
+            self.fail(error, device)
         buffer[2] = scalars.loss
         buffer[2] /= dist.get_world_size(self.group)
         buffer[3] = 0.0 if scalars.found_inf is None else scalars.found_inf
+        buffer[4] = 0.0
         dist.all_reduce(buffer, group=self.group)
         if device.type == "cpu":
-            _, _, loss, found_inf = buffer.tolist()
+            _, _, loss, found_inf, failed = buffer.tolist()
+            if failed > 0:
+                self._raise_in_all(None)
         else:
             loss, found_inf = buffer[2], buffer[3].to(torch.float32)
         return engine.step(Scalars(loss, scalars.grad_scale, found_inf), norm=buffer)
 
+    def fail(self, error: Exception, device: torch.device) -> NoReturn:
+        """Takes part in a step that this process can't take, so that nobody waits for it; raises `error`.
+
+        The others change nothing. On the CPU they raise too; on a device, where nothing waits for the sums,
+        they skip the step as with found_inf.
+        """
+        buffer = self._sums(device)
+        buffer.zero_()
+        buffer[3:] = 1.0
+        dist.all_reduce(buffer, group=self.group)
+        if device.type == "cpu":
+            self._raise_in_all(error)
+        raise error
+
+    def _raise_in_all(self, error: Exception | None) -> None:
+        _raise_first(error, _gather(error and _told(error), self.group))
+
+    def _sums(self, device: torch.device) -> Tensor:
+        if self._buffer is None or self._buffer.device != device:
+            self._buffer = torch.empty(5, dtype=torch.float64, device=device)
+        return self._buffer
+
     def _two_doubles(self, pointer: Any, device: torch.device) -> Tensor:
         if device.type == "cpu":
-            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64)
+            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64, device=device)
         address = int(ffi.cast("uintptr_t", pointer))
         # Kept: PyTorch asks the driver about the address, which it must not while a graph is captured.
         if self._norm is None or self._norm[0] != address:

@@ -152,3 +152,54 @@ def test_found_inf_is_a_sum_over_devices(cov):
     optimizer.found_inf = torch.tensor(0.0)
     optimizer.step(loss=1.0)
     assert optimizer.last_step.grad_norm == math.sqrt(2) / 4
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p: p.copy_(torch.tensor([1.0, 8.0])),
+        lambda p: p[1].clamp_(max=0.25),
+        lambda p: setattr(p, "data", torch.tensor([1.0, 8.0], dtype=p.dtype)),
+    ],
+)
+def test_parameters_written_to_between_steps(cov, dtype, write):
+    """New values count; elements that keep theirs keep the master weight, with what rounding had cut off."""
+    p = torch.nn.Parameter(torch.tensor([1.0, 1.0], dtype=dtype))
+    optimizer = RFD([p], covariance_model=cov, momentum=0.5, lr=1e-4, master_weights=True)
+    # The first element moves by less than half the spacing, the second by much more.
+    p.grad = torch.tensor([1e-3, 1.0]).to(dtype)
+    optimizer.step(loss=2.0)
+    kept = optimizer.state_dict()["state"][0]["master"]
+    assert p[0] == 1
+    assert kept[0] != 1
+    with torch.no_grad():
+        write(p)
+    written = p.detach().clone()
+    p.grad[1] = 0
+    optimizer.step(loss=2.0)
+    state = optimizer.state_dict()["state"][0]
+    rate = optimizer.last_step.learning_rate
+    assert torch.equal(p, state["master"].to(dtype))
+    # A float32 rounding of the parameter and of the update.
+    expected = torch.tensor([float(kept[0]), float(written[1])]) + rate * state["velocity"]
+    assert (state["master"] - expected).abs().max() <= 2 * 2.0**-24 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_weights_loaded_between_steps(cov, dtype):
+    model, other = network().to(dtype), network().to(dtype)
+    optimizer = RFD(model.parameters(), covariance_model=cov, lr=1e-3, master_weights=True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step(loss=2.0)
+    model.load_state_dict(other.state_dict())
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.applied_steps == 2
+    rate = optimizer.last_step.learning_rate
+    for p, q, entry in zip(
+        model.parameters(), other.parameters(), optimizer.state_dict()["state"].values(), strict=True
+    ):
+        expected = q.detach().double() - rate
+        assert (entry["master"] - expected).abs().max() <= 2 * 2.0**-24 * max(1, float(expected.abs().max()))
+        assert torch.equal(p, entry["master"].to(dtype))

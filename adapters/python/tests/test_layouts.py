@@ -192,3 +192,78 @@ def test_gradients_of_another_format():
     p.grad = torch.tensor([0, 0, 2.0, 0], dtype=torch.bfloat16)
     optimizer.step(loss=2.5)
     assert optimizer.last_step.grad_norm == 2.0
+
+
+def replaced(change, grad, **options):
+    """A parameter of ones whose data is replaced after a step, at the same address, and its optimizer."""
+    p = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = RFD([("weight", p)], covariance_model=COV, **options)
+    p.grad = torch.ones(4, 4)
+    optimizer.step(loss=2.5)
+    address, p.grad = p.data_ptr(), None
+    p.data = change(p.data)
+    assert p.data_ptr() == address
+    p.data.fill_(1)
+    p.grad = grad
+    return p, optimizer
+
+
+@pytest.mark.parametrize(
+    ("change", "grad"),
+    [
+        (lambda data: data[:2], torch.arange(8.0).view(2, 4)),
+        (lambda data: data.view(-1), torch.arange(16.0)),
+        (lambda data: data.view(2, 8), torch.arange(16.0).view(2, 8)),
+        (lambda data: data.t(), torch.arange(16.0).view(4, 4).t()),
+        # The strides stay, the sizes do not.
+        (lambda data: data.view(-1)[:4].as_strided((1, 4), (4, 1)), torch.arange(4.0).view(1, 4)),
+        (lambda data: data.view(torch.float16), torch.arange(32.0).view(4, 8).half()),
+    ],
+)
+def test_data_replaced_at_the_same_address(change, grad):
+    p, optimizer = replaced(change, grad)
+    reference = Reference([{"params": [p]}], COV)
+    optimizer.step(loss=2.5)
+    reference.step(2.5, [[grad]])
+    assert optimizer.last_step.grad_norm == pytest.approx(float(grad.double().norm()), rel=1e-12)
+    expected = reference.groups[0]["params"][0]
+    # Of one step: the parameter and its update are rounded.
+    error = (p.detach().double() - expected).abs().max()
+    assert error <= 2 * ROUNDING[p.dtype] * max(1.0, float(expected.abs().max()))
+
+
+def test_a_large_parameter_cut_to_a_few_elements():
+    """What the library would read beyond them is memory that is gone."""
+    p = torch.nn.Parameter(torch.ones(4_000_000))
+    optimizer = RFD([p], covariance_model=COV)
+    p.grad = torch.ones_like(p)
+    optimizer.step(loss=2.5)
+    p.grad = None
+    p.data = p.data[:10]
+    p.grad = torch.ones(10)
+    optimizer.step(loss=2.5)
+    assert optimizer.last_step.grad_norm == pytest.approx(10**0.5, rel=1e-12)
+
+
+def test_gradients_that_a_parameter_has_outgrown():
+    p, optimizer = replaced(lambda data: data.t(), torch.arange(16.0).view(4, 4))
+    with pytest.raises(ValueError, match=r"`weight` has strides \(1, 4\) but its gradient \(4, 1\)"):
+        optimizer.step(loss=2.5)
+    p, optimizer = replaced(lambda data: data, torch.ones(4, 4))
+    optimizer.step(loss=2.5)
+    before = p.data = p.data[:2]
+    with pytest.raises(ValueError, match=r"shape \(2, 4\) but its gradient \(4, 4\); set param.grad = None"):
+        optimizer.step(loss=2.5)
+    assert torch.equal(p, before)
+
+
+def test_a_lazily_negated_gradient_after_others():
+    """Of a parameter without dimensions, whose strides do not tell."""
+    p = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = RFD([("scale", p)], covariance_model=COV)
+    p.grad = torch.tensor(1.0)
+    optimizer.step(loss=2.5)
+    p.grad = torch.complex(torch.tensor(0.0), torch.tensor(1.0)).conj().imag
+    assert p.grad.is_neg()
+    with pytest.raises(ValueError, match=r"`scale`.*resolve_neg"):
+        optimizer.step(loss=2.5)

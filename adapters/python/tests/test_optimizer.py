@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pyrfd
 import pyrfd.covariance
 import pytest
@@ -179,6 +180,8 @@ def test_losses(cov):
         optimizer.step()
     with pytest.raises(TypeError, match="step\\(loss=loss\\)"):
         optimizer.step(lambda: None)
+    with pytest.raises(TypeError, match="leave one out"):
+        optimizer.step(lambda: torch.tensor(2.25), loss=2.125)
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         optimizer.step(loss=torch.ones(2))
     with pytest.raises(ValueError, match="int64"):
@@ -407,6 +410,15 @@ def test_memory_that_moved(cov):
         ({"length_scale_factor": 0}, ValueError, "length_scale_factor"),
         ({"mode": "adam"}, ValueError, "mode = 'adam'"),
         ({"max_step_size": 0}, ValueError, "max_step_size"),
+        ({"max_step_size": "1"}, TypeError, "max_step_size = '1' must be a number"),
+        ({"mode": ["rfd"]}, ValueError, r"mode = \['rfd'\]"),
+        ({"batch_size": "8"}, TypeError, "batch_size = '8' must be a number of examples"),
+        ({"master_weights": "no"}, TypeError, "master_weights = 'no' must be True or False"),
+        ({"stochastic_rounding": 1.5}, TypeError, "stochastic_rounding = 1.5 must be a seed"),
+        ({"stochastic_rounding": True}, TypeError, "stochastic_rounding = True must be a seed"),
+        ({"stochastic_rounding": -1}, ValueError, "stochastic_rounding = -1"),
+        ({"process_group": "typo"}, ValueError, "process_group = 'typo' must be"),
+        ({"process_group": 5}, ValueError, "process_group = 5 must be"),
     ],
 )
 def test_options_outside_their_domain(cov, options, error, message):
@@ -479,3 +491,136 @@ def test_tied_and_overlapping_parameters(cov):
     with pytest.raises(ValueError, match="`right`.*shares memory with.*`left`"):
         optimizer.step(loss=2.0)
     assert base.tolist() == [0] * 6
+
+
+def test_autograd_knows_that_a_step_writes(cov):
+    """As for other optimizers: what was saved for backward() is not mixed with new values."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = RFD([p], covariance_model=cov)
+    loss = (p * p * torch.ones(3, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step(loss=math.nan)
+    # A step that is skipped writes nothing.
+    loss.backward(retain_graph=True)
+    optimizer.step(loss=2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("show", [False, True])
+def test_groups_whose_parameters_change(cov, show):
+    """Each parameter keeps its own velocity, wherever the groups list it; new ones start without."""
+    a, b, c = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    grads = {a: torch.tensor([1.0, 0.0]), b: torch.tensor([0.0, 2.0]), c: torch.tensor([3.0, 3.0])}
+    for p, grad in grads.items():
+        p.grad = grad
+    optimizer = RFD([{"params": [a, b]}, {"params": [], "lr": 0.5}], covariance_model=cov, momentum=0.5)
+    expected = {p: torch.zeros(2) for p in grads}
+    applied = 0
+
+    def check():
+        nonlocal applied
+        optimizer.step(loss=2.0)
+        applied += 1
+        listed = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = math.sqrt(sum(float(grads[p].square().sum()) for p in listed))
+        assert optimizer.last_step.grad_norm == pytest.approx(norm, rel=1e-12)
+        for p in grads:
+            expected[p] = 0.5 * expected[p] - grads[p] if p in set(listed) else torch.zeros(2)
+        state = optimizer.state_dict()["state"] if show or applied == 6 else None
+        if state is not None:
+            assert len(state) == len(listed)
+            for k, p in enumerate(listed):
+                # Sums of few bits: exact.
+                assert torch.equal(state[k]["velocity"], expected[p])
+                assert state[k]["step"] == applied
+
+    first, second = (group["params"] for group in optimizer.param_groups)
+    check()
+    first.reverse()
+    check()
+    before = b.detach().clone()
+    # The same parameters in the same order, b in the other group.
+    first.reverse()
+    second.append(first.pop())
+    check()
+    moved = b.detach() - before
+    rate = optimizer.last_step.learning_rate * 0.5
+    assert moved.tolist() == pytest.approx((rate * expected[b]).tolist(), rel=1e-6)
+    first[0] = c
+    check()
+    first.append(a)
+    check()
+    first.remove(c)
+    check()
+
+
+def test_a_parameter_taken_out_before_the_state_is_saved(cov):
+    a, b = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    a.grad, b.grad = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
+    optimizer = RFD([("a", a), ("b", b)], covariance_model=cov, momentum=0.5)
+    optimizer.step(loss=2.0)
+    optimizer.param_groups[0]["params"].pop(0)
+    state = optimizer.state_dict()["state"]
+    assert state.keys() == {0}
+    assert torch.equal(state[0]["velocity"], -b.grad)
+
+
+def test_a_default_device(cov):
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.ones(2)
+    optimizer = RFD([p], covariance_model=cov, momentum=0.5)
+    optimizer.step(loss=2.0)
+    with torch.device("meta"):
+        state = optimizer.state_dict()
+        assert state["state"][0]["velocity"].tolist() == [-1, -1]
+        assert state["state"][0]["step"] == 1
+        optimizer.load_state_dict(state)
+        optimizer.step(loss=2.0)
+    assert optimizer.state_dict()["state"][0]["velocity"].tolist() == [-1.5, -1.5]
+
+
+def test_what_a_step_leaves_alone_keeps_its_version(cov):
+    """A tensor without a gradient is not written to, and autograd is told no other."""
+    p, frozen = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    optimizer = RFD([p, frozen], covariance_model=cov, weight_decay=0.1)
+    p.grad = torch.ones(2)
+    versions = p._version, frozen._version
+    optimizer.step(loss=2.0)
+    assert (p._version, frozen._version) == (versions[0] + 1, versions[1])
+
+
+def test_calls_without_a_loss(cov):
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = RFD([p], covariance_model=cov)
+    p.grad = torch.ones(2)
+    with pytest.raises(TypeError, match=r"first argument of step is a closure.*step\(loss=loss\)"):
+        optimizer.step(torch.tensor(2.0))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"scaler\.step\(optimizer, loss=loss\)"):
+        scaler.step(optimizer)
+    assert p.tolist() == [1, 1]
+    # What the scaler left is gone: gradients are not divided by a scale that they do not have.
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.grad_norm == pytest.approx(math.sqrt(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("key", ["mode", "max_step_size", "master_weights", "batch_size", "length_scale"])
+def test_keys_that_are_no_settings_of_a_group(cov, key):
+    p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=rf"param_groups\[0\] has '{key}'"):
+        RFD([{"params": [p], key: 1}], covariance_model=cov)
+    optimizer = RFD([{"params": [p], "name": "of the user's own"}], covariance_model=cov)
+    with pytest.raises(ValueError, match=rf"param_groups\[1\] has '{key}'"):
+        optimizer.add_param_group({"params": [q], key: 1})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_numbers_of_numpy(cov):
+    """Become numbers of Python, which PyTorch loads from a file that it does not trust."""
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = RFD([p], covariance_model=cov, lr=np.float64(0.5), momentum=np.float32(0.25))
+    group = optimizer.state_dict()["param_groups"][0]
+    assert type(group["lr"]) is type(group["momentum"]) is float
+    assert (group["lr"], group["momentum"]) == (0.5, 0.25)

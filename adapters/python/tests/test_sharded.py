@@ -335,9 +335,8 @@ def whole_state_into_shards(_):
 def refused(_):
     model = Network()
     fully_shard(model)
-    with pytest.raises(ValueError, match="norm_lock"):
-        optimizer = RFD(model.named_parameters(), covariance_model=COV, norm_lock=True)
-        train(model, optimizer, 1, of_rank)
+    with pytest.raises(ValueError, match=r"param_groups\[0\] has norm_lock, which several processes can't"):
+        RFD(model.named_parameters(), covariance_model=COV, norm_lock=True)
     with pytest.raises(
         ValueError, match="`first.weight` is a DTensor of several processes, but process_group is None"
     ):
@@ -362,6 +361,66 @@ def refused(_):
     p.grad = DTensor.from_local(torch.ones(8), mesh, [Partial()])
     with pytest.raises(ValueError, match="`weight` is placed as .*Partial.*redistribute"):
         RFD([("weight", p)], covariance_model=COV).step(loss=2.0)
+
+
+def failures(_):
+    """What one process can't step fails in all, which stay together and unchanged."""
+    one = dist.get_rank() == 1
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = RFD([("weight", p)], covariance_model=COV, momentum=0.5)
+
+    def refused(message, **arguments):
+        before = p.detach().clone()
+        error, text = (ValueError, message) if one else (RuntimeError, f"process 1 failed.*{message}")
+        with pytest.raises(error, match=text):
+            optimizer.step(**{"loss": 2.0, **arguments})
+        assert torch.equal(p, before)
+        assert p._version == version
+
+    version = p._version
+    group = optimizer.param_groups[0]
+    p.grad = torch.ones(2, 3)
+    # Before the processes have agreed on anything, and while they do.
+    group["lr"] = -1.0 if one else 1.0
+    refused("lr = -1.0")
+    group["lr"] = 1.0
+    if one:
+        p._fsdp_flattened = True
+    refused("FullyShardedDataParallel")
+    if one:
+        del p._fsdp_flattened
+    # When the first engine is made, and with one.
+    for applied in (1, 2):
+        version = p._version
+        p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
+        refused("strides")
+        p.grad = torch.ones(2, 3)
+        refused("shape", loss=torch.ones(2) if one else 2.0)
+        if one:
+            p.grad = p.data
+        refused("shares memory")
+        p.grad = torch.ones(2, 3)
+        optimizer.step(loss=2.0)
+        assert optimizer.last_step.applied_steps == applied
+        check_equal_everywhere(optimizer.last_step)
+        check_equal_everywhere(p.detach())
+
+
+def groups_that_change(_):
+    """All processes take the same parameter out; those left are counted once."""
+    model = Network()
+    optimizer = RFD(model.named_parameters(), covariance_model=COV, lr=0.1, momentum=0.5)
+    train(model, optimizer, 1, of_rank)
+    velocity = optimizer.state_dict()["state"][1]["velocity"]
+    optimizer.param_groups[0]["params"].pop(0)
+    assert torch.equal(optimizer.state_dict()["state"][0]["velocity"], velocity)
+    first = model.first.weight.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step(loss=2.0)
+    assert torch.equal(model.first.weight, first)
+    others = sum(p.numel() for p in model.parameters()) - first.numel()
+    assert optimizer.last_step.grad_norm == pytest.approx(math.sqrt(others), rel=1e-12)
 
 
 def pipeline(_):
@@ -446,6 +505,8 @@ TESTS = {
         "checkpoint",
         "whole_state_into_shards",
         "refused",
+        "failures",
+        "groups_that_change",
         "pipeline",
     ],
     4: [

@@ -218,3 +218,76 @@ def test_distributed_checkpoint(cov, tmp_path, flatten, options):
         full = get_optimizer_state_dict(model, optimizer, options=whole)
         set_optimizer_state_dict(other, resumed, full, options=whole)
         assert resumed.last_step.applied_steps == 5
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_a_parameter_that_is_resized(cov, save):
+    """Its velocity and master weights are dropped, as those of pruned rows are not known."""
+    p, q = (torch.nn.Parameter(torch.ones(4, 2, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = RFD([("p", p), ("q", q)], covariance_model=cov, momentum=0.5, master_weights=True)
+    p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    optimizer.step(loss=2.0)
+    p.grad = None
+    p.data = torch.cat([p.data, p.data])
+    p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match=r"`p` has shape \(8, 2\) now but its (velocity|master) \(4, 2\)"):
+        if save:
+            optimizer.state_dict()
+        optimizer.step(loss=2.0)
+    state = optimizer.state_dict()["state"]
+    assert torch.equal(state[0]["velocity"], -torch.ones(8, 2))
+    assert torch.equal(state[1]["velocity"], torch.full((4, 2), -1.5))
+    assert state[0]["master"].shape == (8, 2)
+    assert torch.equal(state[0]["master"].bfloat16(), p)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.applied_steps == 3
+
+
+@pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.Adam])
+def test_a_state_of_another_optimizer(cov, other):
+    """Whose lr is no multiplier of a step size."""
+    model = network()
+    optimizer = RFD(model.parameters(), covariance_model=cov, momentum=0.5)
+    train(model, optimizer, 1)
+    foreign = other(model.parameters(), lr=1e-3)
+    foreign.step()
+    with pytest.raises(ValueError, match="no b_size_inv in its groups.*another optimizer"):
+        optimizer.load_state_dict(foreign.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 1
+    train(model, optimizer, 1)
+    assert optimizer.last_step.applied_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("step", -1, "saved step is -1; it must be a whole number"),
+        ("step", 0.5, "saved step is 0.5"),
+        ("step", float("nan"), "saved step is nan"),
+        ("step", torch.ones(2), "saved step is tensor"),
+        ("step", "many", "saved step is 'many'"),
+        ("skipped", float("inf"), "saved skipped is inf"),
+        ("velocity", torch.full((5, 7), torch.nan), "velocity is not finite"),
+        ("velocity", torch.zeros(5, 7, dtype=torch.complex64), "torch.strided of torch.complex64"),
+        ("velocity", torch.zeros(5, 7, dtype=torch.int64), "torch.strided of torch.int64"),
+        ("velocity", torch.zeros(5, 7).to_sparse(), "torch.sparse_coo of torch.float32"),
+        ("velocity", [0.0], r"velocity is \[0.0\]"),
+        ("master", torch.zeros(7, 5), r"shape \(5, 7\) but its saved master \(7, 5\)"),
+    ],
+)
+def test_a_damaged_state(cov, key, value, message):
+    """Refused when it is loaded, and the optimizer is as it was."""
+    model = network()
+    optimizer = RFD(model.named_parameters(), covariance_model=cov, momentum=0.5)
+    train(model, optimizer, 1)
+    before = optimizer.state_dict()
+    damaged = copy.deepcopy(before)
+    damaged["state"][0][key] = value
+    with pytest.raises(ValueError, match=f"tensor `0.weight`.*{message}"):
+        optimizer.load_state_dict(damaged)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert torch.equal(after["state"][0]["velocity"], before["state"][0]["velocity"])
+    train(model, optimizer, 1)
+    assert optimizer.last_step.applied_steps == 2
