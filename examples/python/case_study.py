@@ -232,6 +232,7 @@ def draw(results: pd.DataFrame, file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     shown = best_rates(results)
     sizes = shown.batch_size.unique()
@@ -260,7 +261,7 @@ def draw(results: pd.DataFrame, file: Path) -> None:
         row[1].legend(fontsize="x-small")
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.savefig(file, dpi=150)
 
 
@@ -336,7 +337,8 @@ def main() -> None:
     results.learning_rate = results.learning_rate.astype(float)
     results.to_csv(given.output / "results.csv", index=False)
     draw(results, given.output / "results.png")
-    print(f"\nMean validation loss after each epoch, {given.seeds} seeds\n{table(results)}")
+    seeds = f"{given.seeds} seed{'s' if given.seeds > 1 else ''}"
+    print(f"\nMean validation loss after each epoch, {seeds}\n{table(results)}")
 
 
 if __name__ == "__main__":

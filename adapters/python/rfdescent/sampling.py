@@ -463,49 +463,37 @@ def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _attributes(model: torch.nn.Module) -> list[Any] | None:
     """All that the modules hold besides tensors, to be compared; None when it is not plain values alone."""
     try:
-        modules = [
-            (
-                name,
-                type(module),
-                _plain({key: vars(module)[key] for key in vars(module).keys() - _REGISTERED}),
-            )
+        held = [
+            (name, type(module), {k: _plain(v) for k, v in vars(module).items() if k not in _REGISTERED})
             for name, module in model.named_modules()
         ]
     except (TypeError, RecursionError):
         return None
-    return [*modules, *((name, t.requires_grad, t.dtype) for name, t in _state(model).items())]
+    return [*held, *((name, t.requires_grad, t.dtype) for name, t in _state(model).items())]
 
 
 # Where modules keep what `_state` and `named_modules` list.
 _REGISTERED = {"_parameters", "_buffers", "_modules"}
-_CONTAINERS = (tuple, list, dict, OrderedDict, set, frozenset, torch.Size)
+_CONTAINERS = {tuple, list, dict, OrderedDict, set, frozenset, torch.Size}
 # Functions and types are the same only when they are one object, which is then one for all models.
-_VALUES = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    FunctionType,
-    BuiltinFunctionType,
-)
+_VALUES = {
+    *(bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType),
+}
 
 
 def _plain(value: Any) -> tuple[type, Any]:
     """A copy that equals another one only when the values are the same; TypeError where they aren't plain."""
     kind = type(value)
-    if kind in _CONTAINERS:
-        if isinstance(value, dict):
-            value = value.items()
-        parts = map(_plain, value)
-        return kind, frozenset(parts) if kind in (dict, set, frozenset) else tuple(parts)
     if kind in _VALUES or isinstance(value, type):
         return kind, value
-    raise TypeError(f"{kind.__name__} is no plain value")
+    if kind not in _CONTAINERS:
+        raise TypeError(f"{kind.__name__} is no plain value")
+    if not value:
+        # As nearly all of a module's many tables of hooks are.
+        return kind, ()
+    parts = map(_plain, value.items() if isinstance(value, dict) else value)
+    return kind, frozenset(parts) if kind in (set, frozenset) else tuple(parts)
 
 
 def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
