@@ -245,7 +245,7 @@ class _Run:
                 "drawn: the samples repeat them, and the fit holds for them alone; give more data, or a "
                 "larger tol",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=5,
             )
         self.enough = self.max_iter is not None and self.fits >= self.max_iter
         return int(self.enough)
