@@ -33,7 +33,16 @@ impl<'a> Prepared<'a> {
         let temporary = match fs::metadata(&target) {
             Ok(there) if there.is_dir() => return Err(CliError::file(path, "is a folder; name a file")),
             Ok(there) if !there.is_file() => None,
-            _ => Some(Temporary::beside(&target, bytes).map_err(fail)?),
+            _ => match Temporary::beside(&target, bytes) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let folder = target.parent().unwrap_or(Path::new("")).display();
+                    return Err(CliError::file(
+                        path,
+                        format!("there is no folder {folder}; create it first"),
+                    ));
+                }
+                temporary => Some(temporary.map_err(fail)?),
+            },
         };
         Ok(Prepared { path, bytes, target, temporary })
     }

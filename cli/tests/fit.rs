@@ -176,7 +176,21 @@ fn a_plot_that_cannot_be_written_is_named_and_leaves_no_model() {
     refused(&mut fit(Path::new("fit.png")), 2, &["--plot fit.png", ".svg"]);
     refused(&mut fit(Path::new("fit")), 2, &["--plot fit", ".svg"]);
     refused(&mut fit(&folder.path().join("model.svg")), 2, &["--plot", "--output"]);
-    refused(&mut fit(&folder.path().join("missing/fit.svg")), 1, &["missing/fit.svg"]);
+    refused(
+        &mut fit(&folder.path().join("missing/fit.svg")),
+        1,
+        &["missing/fit.svg", "there is no folder", "missing"],
+    );
+    // Samples are read under any name, and not replaced.
+    let named = folder.path().join("samples.svg");
+    fs::copy(&samples, &named).unwrap();
+    let around = folder.path().join(".").join("samples.svg");
+    for (option, file) in [("--plot", &named), ("--plot", &around), ("--output", &named)] {
+        let mut command = self::fit();
+        command.arg(&named).args(["--tolerance", "9", "--dims", "10", option]).arg(file);
+        refused(&mut command, 2, &[option, "samples.svg", "file of the samples"]);
+    }
+    assert_eq!(fs::read(&named).unwrap(), fs::read(&samples).unwrap());
     let taken = folder.path().join("folder.svg");
     fs::create_dir(&taken).unwrap();
     refused(&mut fit(&taken), 1, &["folder.svg", "is a folder"]);

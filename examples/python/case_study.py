@@ -7,7 +7,8 @@
 Model M7 (four convolutions of 7x7 with batch normalisation) is trained with batches of 1024 and of 128
 images; each method with several seeds, from the same initialisations. RFD's covariances share one estimate of
 mean and variances. Without a GPU, or with --small, it is a smaller network of that kind on a part of the
-images, which takes minutes.
+images: 198 epochs, of 1.3 s (one thread) to 16 s (two, at their busiest) each with batches of 1024 on two
+cores that other programs used too, 28 November 2026. `--seeds 1 --epochs 1` is a ninth of that.
 
 Writes into the output folder: samples.csv (what the estimate is made from; a later run goes on from it),
 results.csv (one row an epoch) and results.png (mean over the seeds, ribbons from the 10 % to the 90 %
@@ -232,6 +233,7 @@ def draw(results: pd.DataFrame, file: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     shown = best_rates(results)
     sizes = shown.batch_size.unique()
@@ -260,7 +262,7 @@ def draw(results: pd.DataFrame, file: Path) -> None:
         row[1].legend(fontsize="x-small")
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.savefig(file, dpi=150)
 
 
@@ -336,7 +338,8 @@ def main() -> None:
     results.learning_rate = results.learning_rate.astype(float)
     results.to_csv(given.output / "results.csv", index=False)
     draw(results, given.output / "results.png")
-    print(f"\nMean validation loss after each epoch, {given.seeds} seeds\n{table(results)}")
+    seeds = f"{given.seeds} seed{'s' if given.seeds > 1 else ''}"
+    print(f"\nMean validation loss after each epoch, {seeds}\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from ._library import buffer, check, ffi, lib, path, struct, text
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
 __all__ = ["IsotropicCovariance", "Matern", "RationalQuadratic", "Regression", "SquaredExponential"]
 
@@ -169,12 +170,103 @@ class IsotropicCovariance:
         return self
 
     def auto_fit(
-        self, model_factory: Callable[[], Any], loss: Callable[..., Any], data: Any, **options: Any
+        self,
+        model_factory: Callable[[], torch.nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        data: Any,
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        tol: float = 0.3,
+        initial_budget: int = 6000,
+        max_iter: int | None = None,
+        max_budget: int = 1_000_000,
+        min_batch_size: int = 20,
+        max_batch_size: int | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        progress: bool = True,
     ) -> None:
-        """Draws samples at batch sizes of its choice, and fits: see `rfdescent.sampling.auto_fit`."""
+        """Draws samples at batch sizes of its choice until the variance is known well enough, and fits.
+
+        A sample is the loss and the gradient norm of one shuffled mini-batch at one random initialisation
+        (paper, section "Variance estimation"). The networks stay in the mode they come in, so new ones are in
+        training mode. `dims` becomes the number of parameters that require a gradient.
+
+        Parameters
+        ----------
+        model_factory : callable
+            Returns a newly and randomly initialised model, on the device where it is to be evaluated, each
+            time. A model is reset in place with the `reset_parameters` of its modules instead, which is
+            faster, where trials show that this gives the factory's tensors bit for bit, and as long as all
+            else that its modules hold is plain values that do not change.
+        loss : callable
+            ``loss(model(x), y)`` is the mean loss over the mini-batch, a tensor of one element.
+        data : tensors or map-style dataset
+            A pair ``(x, y)`` of tensors of equal length, a `TensorDataset`, or any dataset with ``__len__``
+            and ``__getitem__`` whose items are pairs. Batches are moved to the model's device; tensors that
+            are there already are the fastest.
+        cache : path, optional
+            CSV file (``loss,grad_norm,batchsize,time``) that keeps the samples: created, or gone on from. One
+            for each network and data set; of samples that are there already, a few are drawn again for
+            comparison. An interruption, Ctrl-C too, loses no sample that is in it.
+        tol : float
+            Relative standard deviation of the variance C(0) at which to stop.
+        initial_budget : int
+            Examples to draw before the first fit.
+        max_iter : int, optional
+            Fits at most in this call, each after a further round of samples; no limit by default.
+        max_budget : int
+            Examples to draw at most, those in the cache included.
+        min_batch_size, max_batch_size : int
+            Limits of the batch sizes; by default the largest is 4096 or the length of the data. It must fit
+            into memory.
+        seed : int
+            Mini-batches, and what is drawn by PyTorch's generators, follow from it and the number of the
+            sample.
+        num_workers : int
+            Processes that load items of a dataset.
+        collate_fn : callable, optional
+            Makes a batch ``(x, y)`` of a list of items, as in `torch.utils.data.DataLoader`.
+        progress : bool
+            Whether to show a progress bar.
+
+        Raises
+        ------
+        ValueError
+            An argument is outside its domain, the cache is no sample file or one of another network, the loss
+            is a sum, a loss or a gradient is not finite or no gradient reaches a parameter, the factory is
+            not random, or the samples drawn allow no fit; the message says what to do.
+        TypeError
+            `data` is not of the kinds above, `model_factory` is no function, or the loss is no tensor.
+        KeyboardInterrupt
+            After Ctrl-C; the cache is complete.
+
+        Warns
+        -----
+        UserWarning
+            When `max_iter` or `max_budget` ended the run before `tol` was reached, when more than 20 times as
+            many examples were drawn as the data has, and when a damaged last row was dropped from the cache.
+        """
         from .sampling import auto_fit
 
-        auto_fit(self, model_factory, loss, data, **options)
+        auto_fit(
+            self,
+            model_factory,
+            loss,
+            data,
+            cache=cache,
+            tol=tol,
+            initial_budget=initial_budget,
+            max_iter=max_iter,
+            max_budget=max_budget,
+            min_batch_size=min_batch_size,
+            max_batch_size=max_batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            progress=progress,
+        )
 
     def plot_sanity_checks(self, df: pd.DataFrame, batch_sizes: Any = None) -> Any:
         """Draws samples and fit side by side: see `rfdescent.plots.plot_sanity_checks`."""

@@ -63,6 +63,9 @@ def plot_sanity_checks(
     assert variance is not None and sq_norm is not None
     if len(losses) == 0:
         raise ValueError("there are no samples to draw")
+    finite = np.isfinite(losses) & np.isfinite(squares)
+    if not finite.all():
+        raise ValueError(f"row {int(np.argmin(finite))}: loss and gradient norm must be finite")
     groups = _groups(sizes, batch_sizes)
     chi_1, chi_d = stats.chi2(1), stats.chi2(dims)
 
@@ -97,13 +100,18 @@ def plot_sanity_checks(
         ]
     ):
         axes[row, 0].set(title=title, ylabel=left, xlabel="batch size b (examples)", xscale="log")
-        axes[row, 1].set(ylabel=right, xlabel=f"quantile of {distribution}")
+        _plain_ticks(axes[row, 0].xaxis, sizes.min(), sizes.max())
+        name = title.partition(":")[0]
+        axes[row, 1].set(
+            title=f"{name}: order against {distribution}", ylabel=right, xlabel=f"quantile of {distribution}"
+        )
         if row > 0:
             # Points far below the band would make the rest small; they are cut off.
             lowest = axes[row, 0].collections[0].get_paths()[0].vertices[:, 1].min()
             axes[row, 0].set(yscale="log", ylim=(max(axes[row, 0].dataLim.y0, 0.1 * lowest) / 1.5, None))
         for axis in axes[row]:
             axis.grid(alpha=0.2)
+    figure.align_ylabels(axes)
     # The panels of a column share their legend.
     for axis, side in zip(axes[0], ("left", "right"), strict=True):
         figure.legend(
@@ -167,6 +175,17 @@ def _libraries() -> tuple[Any, Any]:
             f"plots need matplotlib and SciPy ({error}): pip install matplotlib scipy"
         ) from error
     return plt, stats
+
+
+def _plain_ticks(axis: Any, low: float, high: float) -> None:
+    """Ticks such as 20, 30, 50, 100 on a logarithmic axis over positive values, and none between them."""
+    decades = np.log10(high / low)
+    multiples = (1, 2, 3, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    ticks = [m * 10.0**e for e in range(first, last + 1) for m in multiples if low <= m * 10.0**e <= high]
+    # Batches that are all of about one size have none of these.
+    axis.set_ticks(ticks or [low], [f"{tick:g}" for tick in ticks or [low]])
+    axis.set_ticks([], minor=True)
 
 
 def _groups(sizes: np.ndarray, batch_sizes: Sequence[int] | None) -> dict[str, np.ndarray]:

@@ -7,22 +7,33 @@ import math
 import os
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tqdm.auto import tqdm
 
 from ._library import check, ffi, init, lib, path, struct
+from .covariance import samples
 
 __all__ = ["auto_fit"]
 
 # On a device results are waited for this many mini-batches at a time.
 _AT_ONCE = 64
+# Losses and norms are judged from this many samples on.
+_FEWEST = 32
+# With more draws of each example, the samples hardly say anything new.
+_MOST_REPEATS = 20
+# How many mini-batches are compared with a cache, and how many standard deviations make it another network's.
+_COMPARED = 5
+_FAR = 6
 
 
 class Covariance(Protocol):
@@ -39,80 +50,22 @@ def auto_fit(
     loss: Callable[[Any, Any], torch.Tensor],
     data: Any,
     *,
-    cache: str | os.PathLike[str] | None = None,
-    tol: float = 0.3,
-    initial_budget: int = 6000,
-    max_iter: int | None = None,
-    max_budget: int = 1_000_000,
-    min_batch_size: int = 20,
-    max_batch_size: int | None = None,
-    seed: int = 0,
-    num_workers: int = 0,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    progress: bool = True,
+    cache: str | os.PathLike[str] | None,
+    tol: float,
+    initial_budget: int,
+    max_iter: int | None,
+    max_budget: int,
+    min_batch_size: int,
+    max_batch_size: int | None,
+    seed: int,
+    num_workers: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    progress: bool,
 ) -> None:
-    """Draws samples at batch sizes of its choice until the variance is known well enough, and fits the model.
-
-    A sample is the loss and the gradient norm of one shuffled mini-batch at one random initialisation (paper,
-    section "Variance estimation"). The model stays in the mode it comes in, so new ones are in training mode.
-
-    Parameters
-    ----------
-    covariance : IsotropicCovariance
-        The model to fit; `dims` becomes the number of parameters that require a gradient.
-    model_factory : callable
-        Returns a newly and randomly initialised model, on the device where it is to be evaluated, each time.
-        When resetting a model in place with the `reset_parameters` of its modules provably gives what the
-        factory gives, that is done instead, which is faster.
-    loss : callable
-        ``loss(model(x), y)`` is the mean loss over the mini-batch, a tensor of one element.
-    data : tensors or map-style dataset
-        A pair ``(x, y)`` of tensors of equal length, a `TensorDataset`, or any dataset with ``__len__`` and
-        ``__getitem__`` whose items are pairs. Batches are moved to the model's device; tensors that are there
-        already are the fastest.
-    cache : path, optional
-        CSV file (``loss,grad_norm,batchsize,time``) that keeps the samples: created, or gone on from. One for
-        each network and data set. An interruption, Ctrl-C too, loses no sample that is in it.
-    tol : float
-        Relative standard deviation of the variance C(0) at which to stop.
-    initial_budget : int
-        Examples to draw before the first fit.
-    max_iter : int, optional
-        Fits at most in this call, each after a further round of samples; no limit by default.
-    max_budget : int
-        Examples to draw at most, those in the cache included.
-    min_batch_size, max_batch_size : int
-        Limits of the batch sizes; by default the largest is 4096 or the length of the data. It must fit into
-        memory.
-    seed : int
-        Mini-batches, and what is drawn by PyTorch's generators, follow from it and the number of the sample.
-    num_workers : int
-        Processes that load items of a dataset.
-    collate_fn : callable, optional
-        Makes a batch ``(x, y)`` of a list of items, as in `torch.utils.data.DataLoader`.
-    progress : bool
-        Whether to show a progress bar.
-
-    Raises
-    ------
-    ValueError
-        An argument is outside its domain, the cache is no sample file, a loss or a gradient is not finite or
-        no gradient reaches a parameter, the factory is not random, or the samples drawn allow no fit; the
-        message says what to do.
-    TypeError
-        `data` is not of the kinds above, or the loss is no tensor.
-    KeyboardInterrupt
-        After Ctrl-C; the cache is complete.
-
-    Warns
-    -----
-    UserWarning
-        When `max_iter` or `max_budget` ended the run before `tol` was reached, and when a damaged last row
-        was dropped from the cache.
-    """
-    if max_iter is not None and max_iter < 1:
+    """As `IsotropicCovariance.auto_fit`, which has the description; `covariance` is the model to fit."""
+    if max_iter is not None and _count("max_iter", max_iter) < 1:
         raise ValueError(f"max_iter = {max_iter}: must be at least 1")
-    batches = _batches(data, num_workers, collate_fn)
+    batches = _batches(data, _count("num_workers", num_workers), collate_fn)
     largest = min(4096, len(batches)) if max_batch_size is None else max_batch_size
     if largest > len(batches):
         raise ValueError(f"max_batch_size = {largest}: the data has {len(batches)} examples only")
@@ -135,6 +88,8 @@ def auto_fit(
     options = init("rfd_auto_fit_options", **given)
     with torch.random.fork_rng(devices=_cuda_devices()):
         sampler = _Sampler(model_factory, loss, batches)
+        if cache is not None:
+            _check_cache(cache, sampler)
         fit = _Run(sampler, options, cache, max_iter, progress).fit()
     covariance._accept_fit(fit)
     covariance.dims = sampler.dims
@@ -156,6 +111,7 @@ class _Run:
             total=options.initial_budget, unit=" examples", desc="auto-fit", disable=not progress, leave=False
         )
         self.failure: BaseException | None = None
+        self.enough = self.warned = False
         self.drawn: list[tuple[float, float, int]] = []
         # What the last fit said, as reported, and how many there were.
         self.reported = (0, float("nan"))
@@ -182,6 +138,9 @@ class _Run:
             )
         finally:
             self.bar.close()
+        if status == lib.RFD_ERROR_CALLBACK or (status == lib.RFD_ERROR_STOPPED and not self.enough):
+            # Without a failure Ctrl-C came at a moment when cffi could not hand it over.
+            self.failure = self.failure or KeyboardInterrupt()
         if self.failure is not None:
             if isinstance(self.failure, KeyboardInterrupt):
                 kept = (
@@ -191,6 +150,7 @@ class _Run:
                 )
                 print(f"auto_fit stopped by Ctrl-C; its samples {kept}", file=sys.stderr)
             raise self.failure
+        self._refuse_sums()
         if status == lib.RFD_ERROR_STOPPED:
             return self._fit_so_far()
         check(status)
@@ -228,6 +188,22 @@ class _Run:
             )
         return fit
 
+    def _refuse_sums(self) -> None:
+        """Raises when the losses grow in proportion to the batch size; means do not depend on it."""
+        if len(self.drawn) < _FEWEST:
+            return
+        losses, _, sizes = np.array(self.drawn).T
+        if not (np.all(losses > 0) or np.all(losses < 0)) or sizes.min() == sizes.max():
+            return
+        (slope, _), covariance = np.polyfit(np.log(sizes), np.log(np.abs(losses)), 1, cov=True)
+        # Both: what spreads so much that a slope of 1 may be chance is not judged.
+        if abs(slope - 1) < 0.25 and covariance[0, 0] < 0.1**2:
+            kept = "" if self.cache is None else f"; then delete {os.fspath(self.cache)!r}, which has sums"
+            raise ValueError(
+                "the losses grow in proportion to the batch size; loss must return the mean over the "
+                f'mini-batch: reduction="mean", not reduction="sum"{kept}'
+            )
+
     def _keep(self, _: Any, failure: BaseException, __: Any) -> None:
         self.failure = self.failure or failure
 
@@ -244,9 +220,15 @@ class _Run:
                 losses[i], squares[i] = value, square
                 self.drawn.append((value, square, sizes[i]))
                 done[0] = i + 1
+        # Early, before many are drawn in vain; not at every sample.
+        if len(self.drawn).bit_count() == 1:
+            self._refuse_sums()
         return 0
 
     def _report(self, _: Any, now: Any) -> int:
+        if self.failure is not None:
+            # It came when all that was asked for was drawn, where the library takes no notice of it.
+            return 1
         said = (now.needed, now.relative_std)
         # Before the first fit it is not a number.
         if not math.isnan(now.relative_std) and said != self.reported:
@@ -255,7 +237,59 @@ class _Run:
             self.bar.total = max(now.needed, now.examples)
             self.bar.set_postfix_str(f"relative deviation {now.relative_std:.2f}, to reach {now.tolerance:g}")
         self.bar.update(now.examples - self.bar.n)
-        return 1 if self.max_iter is not None and self.fits >= self.max_iter else 0
+        there = len(self.sampler.batches)
+        if now.examples > _MOST_REPEATS * there and not self.warned:
+            self.warned = True
+            warnings.warn(
+                f"the data has {there} examples only, and more than {_MOST_REPEATS} times as many have been "
+                "drawn: the samples repeat them, and the fit holds for them alone; give more data, or a "
+                "larger tol",
+                UserWarning,
+                stacklevel=5,
+            )
+        self.enough = self.max_iter is not None and self.fits >= self.max_iter
+        return int(self.enough)
+
+
+def _check_cache(cache: str | os.PathLike[str], sampler: _Sampler) -> None:
+    """Raises when the samples in the cache are far from those of this network.
+
+    Some mini-batches are drawn, which no fit uses, and their median is compared. By Chebyshev's inequality
+    one of the cache's own is further than `_FAR` standard deviations from the expectation in 1 of 36 cases at
+    most, and three of five in 1 of 4600, whatever the distribution.
+    """
+    fit = struct("rfd_fit")
+    if not Path(cache).is_file() or lib.rfd_fit_csv(path(cache), fit) != 0:
+        # Nothing to compare with yet, or no sample file, which the run will say.
+        return
+    losses, squares, sizes = samples(pd.read_csv(cache))
+    if len(losses) < _FEWEST:
+        return
+
+    def standard(losses: np.ndarray, squares: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        spread = np.sqrt(fit.variance + fit.noise_variance / sizes)
+        expected = fit.grad_variance + fit.noise_grad_variance / sizes
+        return np.stack(((losses - fit.mean) / spread, np.log(squares / expected)))
+
+    size = min(int(np.median(sizes)), len(sampler.batches))
+    asked = [(size, seed) for seed in range(_COMPARED)]
+    drawn = torch.stack(list(sampler.draw(asked))).cpu().numpy().T
+    # A norm of 0 is no reason to complain here.
+    with np.errstate(divide="ignore"):
+        known, ours = standard(losses, squares, sizes), standard(drawn[0], drawn[1], np.full(_COMPARED, size))
+    known = known[:, np.isfinite(known).all(0)]
+    # The floor is for norms that hardly vary: there the fit's own error counts.
+    spread = np.maximum(known.std(1), (1, 0.05))
+    for name, off, value in zip(
+        ("loss", "squared gradient norm"), (np.median(ours, 1) - known.mean(1)) / spread, np.median(drawn, 1)
+    ):
+        # Written so that what is not a number is left to the run.
+        if abs(off) > _FAR:
+            raise ValueError(
+                f"{os.fspath(cache)!r} holds samples of another network, loss or data set: at batches of "
+                f"{size} the {name} is now {value:.4g}, {abs(off):.0f} standard deviations off; "
+                "give this one a cache of its own"
+            )
 
 
 class _Sampler:
@@ -298,6 +332,11 @@ class _Sampler:
                     f"loss returned a tensor of shape {tuple(value.shape)}; it must return the mean over the "
                     "mini-batch"
                 )
+            if not value.requires_grad:
+                raise ValueError(
+                    "the loss has no gradient: compute it from model(x) without detach(), item() or "
+                    "torch.no_grad()"
+                )
             value.backward()
         squares = []
         for name, parameter in model.named_parameters():
@@ -327,19 +366,26 @@ def _wide(device: torch.device) -> torch.dtype:
 class _Initialiser:
     """New random parameters from PyTorch's generators: in place where that gives what the factory gives."""
 
-    # Seeds with which in-place resets are compared with the factory.
-    _TRIALS = (1, 2)
+    # Seeds with which in-place resets are compared with the factory. So many, because what a factory draws of
+    # two values alone may agree by chance.
+    _TRIALS = range(1, 9)
 
     def __init__(self, model_factory: Callable[[], torch.nn.Module]) -> None:
+        if isinstance(model_factory, torch.nn.Module) or not callable(model_factory):
+            raise TypeError(
+                f"model_factory is a {type(model_factory).__name__}; give a function that makes a new model "
+                "each time: the model's class, or lambda: Net(...)"
+            )
         self.factory = model_factory
         self.model = self._made(0)
-        states = [_state(self._made(trial)) for trial in self._TRIALS]
-        if _equal(*states):
+        if _equal(_state(self.model), _state(self._made(1))):
             raise ValueError(
                 "model_factory returns models with the same parameters each time; each must be newly "
                 "initialised at random"
             )
-        self.in_place = self._resets_like_the_factory(states)
+        # What is no tensor: a reset does not touch it.
+        self.attributes = _attributes(self.model)
+        self.in_place = self.attributes is not None and self._resets_like_the_factory()
 
     def _made(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
@@ -356,13 +402,13 @@ class _Initialiser:
                 )
         return model
 
-    def _resets_like_the_factory(self, states: list[dict[str, torch.Tensor]]) -> bool:
-        """Whether resetting in place gives the factory's tensors bit for bit from the same seeds.
+    def _resets_like_the_factory(self) -> bool:
+        """Whether resetting gives the factory's tensors bit for bit, and nothing else differs between models.
 
-        Then both draw from one distribution. On another device the generator is another one, so a copy of the
-        model on the CPU may show it too, for factories that initialise there. All tensors are overwritten
-        first: what a reset leaves alone, or evaluating the model has changed, must not pass for the
-        factory's.
+        From the same seeds. Then both draw from one distribution. On another device the generator is another
+        one, so a copy of the model on the CPU may show it too, for factories that initialise there. All
+        tensors are overwritten first: what a reset leaves alone, or evaluating the model has changed, must
+        not pass for the factory's.
         """
         if any(
             list(module.parameters(recurse=False)) and not hasattr(module, "reset_parameters")
@@ -376,10 +422,13 @@ class _Initialiser:
         except Exception:
             # Models that can't be copied are made by the factory.
             return False
-        return any(
-            all(self._same(model, *given) for given in zip(self._TRIALS, states, strict=True))
-            for model in copies
-        )
+        for trial in self._TRIALS:
+            made = self._made(trial)
+            expected = _state(made)
+            copies = [model for model in copies if self._same(model, trial, expected)]
+            if not copies or _attributes(made) != self.attributes:
+                return False
+        return True
 
     @staticmethod
     def _same(model: torch.nn.Module, seed: int, expected: dict[str, torch.Tensor]) -> bool:
@@ -391,6 +440,9 @@ class _Initialiser:
         return _equal(_state(model), expected)
 
     def __call__(self) -> torch.nn.Module:
+        # An evaluation may have changed what a reset leaves as it is; all samples up to here were right.
+        if self.in_place and _attributes(self.model) != self.attributes:
+            self.in_place = False
         if not self.in_place:
             return self.factory()
         _reset(self.model)
@@ -406,6 +458,42 @@ def _reset(model: torch.nn.Module) -> None:
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _attributes(model: torch.nn.Module) -> list[Any] | None:
+    """All that the modules hold besides tensors, to be compared; None when it is not plain values alone."""
+    try:
+        held = [
+            (name, type(module), {k: _plain(v) for k, v in vars(module).items() if k not in _REGISTERED})
+            for name, module in model.named_modules()
+        ]
+    except (TypeError, RecursionError):
+        return None
+    return [*held, *((name, t.requires_grad, t.dtype) for name, t in _state(model).items())]
+
+
+# Where modules keep what `_state` and `named_modules` list.
+_REGISTERED = {"_parameters", "_buffers", "_modules"}
+_CONTAINERS = {tuple, list, dict, OrderedDict, set, frozenset, torch.Size}
+# Functions and types are the same only when they are one object, which is then one for all models.
+_VALUES = {
+    *(bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType),
+}
+
+
+def _plain(value: Any) -> tuple[type, Any]:
+    """A copy that equals another one only when the values are the same; TypeError where they aren't plain."""
+    kind = type(value)
+    if kind in _VALUES or isinstance(value, type):
+        return kind, value
+    if kind not in _CONTAINERS:
+        raise TypeError(f"{kind.__name__} is no plain value")
+    if not value:
+        # As nearly all of a module's many tables of hooks are.
+        return kind, ()
+    parts = map(_plain, value.items() if isinstance(value, dict) else value)
+    return kind, frozenset(parts) if kind in (set, frozenset) else tuple(parts)
 
 
 def _equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -470,6 +558,8 @@ def _batches(data: Any, num_workers: int, collate_fn: Any) -> _Batches:
         if len(data) != 2:
             raise ValueError(f"data: has {len(data)} tensors; give the pair (x, y)")
         return _Tensors(data)
+    if isinstance(data, (tuple, list)) and any(isinstance(part, np.ndarray) for part in data):
+        raise TypeError("data: holds NumPy arrays; give tensors: torch.from_numpy(x), torch.from_numpy(y)")
     if isinstance(data, DataLoader):
         raise TypeError("data: is a DataLoader, which has a batch size of its own; give its dataset")
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):

@@ -1,5 +1,6 @@
 """The pictures show the numbers they should."""
 
+import subprocess
 import sys
 
 import matplotlib
@@ -9,7 +10,7 @@ import pytest
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
 from scipy import stats
 
-from rfdescent import Matern, RationalQuadratic, SquaredExponential
+from rfdescent import Matern, RationalQuadratic, SquaredExponential, plots
 from rfdescent.plots import plot_sanity_checks, plot_step_sizes
 
 matplotlib.use("Agg")
@@ -81,6 +82,51 @@ def test_lines_and_bands_follow_the_fit_and_hold_95_percent_of_the_samples(check
         assert len(centres) == 4 and centres[0] == pytest.approx(20)
         assert means[0] == pytest.approx(value[df.batchsize == 20].mean())
         assert means[1] == pytest.approx(value[df.batchsize.isin([40, 50])].mean())
+
+
+def test_panels_have_titles_and_ticks_that_can_be_read(checked):
+    _, _, axes = checked
+    assert len({axis.get_title() for axis in axes.flat}) == 6
+    for axis in axes[:, 0]:
+        shown = [text.get_text() for text in axis.get_xticklabels()]
+        assert shown == ["30", "100", "300"] and not axis.get_xticklabels(minor=True)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (20, 200, "20 30 50 100 200"),
+        (20, 4096, "30 100 300 1000 3000"),
+        (64, 70, "64"),
+        (1, 1e4, "1 10 100 1000 10000"),
+    ],
+)
+def test_ticks(low, high, ticks):
+    axis = plt.figure().add_subplot()
+    axis.set_xscale("log")
+    plots._plain_ticks(axis.xaxis, low, high)
+    assert " ".join(text.get_text() for text in axis.get_xticklabels()) == ticks
+
+
+@pytest.mark.parametrize("column", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_that_are_no_numbers_are_refused(column, value):
+    df = simulated(100)
+    model = SquaredExponential(dims=DIMS).fit(df)
+    df.loc[7, column] = value
+    with pytest.raises(ValueError, match="row 7: loss and gradient norm must be finite"):
+        model.plot_sanity_checks(df)
+
+
+def test_plots_are_there_without_an_import_of_their_own():
+    command = (
+        "import rfdescent; assert callable(rfdescent.plots.plot_step_sizes); rfdescent.sampling.auto_fit"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True)
+    import rfdescent
+
+    with pytest.raises(AttributeError, match="'rfdescent' has no attribute 'plot'"):
+        _ = rfdescent.plot
 
 
 def test_samples_of_the_model_lie_on_its_line(checked):

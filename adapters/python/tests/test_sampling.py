@@ -210,6 +210,70 @@ def test_a_finished_cache_is_not_added_to(tmp_path):
     assert cache.read_text() == content
 
 
+def test_the_cache_of_another_network_is_refused_before_anything_is_drawn(tmp_path):
+    cache = tmp_path / "samples.csv"
+    more = {"tol": 0.4, "initial_budget": 6000, "cache": cache, "progress": False}
+    want = fitted(**more)
+    content = cache.read_text()
+    assert len(pd.read_csv(cache)) > 32
+
+    def wide() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 200), nn.ReLU(), nn.Linear(200, 3))
+
+    for other in (
+        {"loss": lambda p, y: F.cross_entropy(5 * p, y)},
+        {"data": (10 * torch.randn(1000, 6), torch.zeros(1000, dtype=torch.long)), "factory": wide},
+    ):
+        with pytest.raises(ValueError, match=r"samples\.csv.*another network"):
+            fitted(**{**more, **other})
+    assert cache.read_text() == content
+    # Its own passes, whatever the seed is; the samples that are compared with it do not count.
+    for seed in range(5):
+        assert moments(fitted(**more, seed=seed)) == moments(want)
+    assert cache.read_text() == content
+
+
+@pytest.mark.filterwarnings("ignore:the data has")
+def test_a_sum_of_losses_is_refused():
+    def total(prediction, target):
+        return F.cross_entropy(prediction, target, reduction="sum")
+
+    for options in ({}, {"max_budget": 3000}):
+        with pytest.raises(ValueError, match='mean over the mini-batch.*reduction="sum"'):
+            fitted(loss=total, **options)
+    # Whatever the scale and the sign.
+    with pytest.raises(ValueError, match="sum"):
+        fitted(loss=lambda p, y: -1e-3 * total(p, y))
+
+
+def test_few_examples_drawn_again_and_again_give_a_warning():
+    x, y = examples(100)
+    with (
+        pytest.warns(UserWarning, match="max_budget = 2500"),
+        pytest.warns(UserWarning, match="100 examples only.*20 times"),
+    ):
+        fitted((x, y), max_budget=2500, max_batch_size=None, tol=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted((x, y), max_budget=1900, max_batch_size=None, tol=5.0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("callback", ["_sample", "_report"])
+def test_ctrl_c_while_a_failure_is_kept_is_still_one(monkeypatch, tmp_path, callback, capfd):
+    def fails(*_):
+        raise ZeroDivisionError
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling._Run, callback, fails)
+    monkeypatch.setattr(sampling._Run, "_keep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(cache=tmp_path / "samples.csv")
+    assert "samples.csv" in capfd.readouterr().err
+
+
 def test_limits_end_the_run_with_a_warning(tmp_path):
     for cache in (None, tmp_path / "samples.csv"):
         with pytest.warns(UserWarning, match="max_iter = 1 fits.*tol = 0.01"):
@@ -274,6 +338,61 @@ class OtherOrder(nn.Module):
         return self.last(self.first(x).relu())
 
 
+class Attribute(nn.Module):
+    """Something beside its parameters and buffers that changes what it computes."""
+
+    def __init__(self, gain) -> None:
+        super().__init__()
+        self.inner, self.gain = classifier(), gain
+
+    def forward(self, x):
+        gain = self.gain() if callable(self.gain) else self.gain
+        return self.inner(x) * (gain[0] if isinstance(gain, list) else gain)
+
+
+def random_tensor() -> nn.Module:
+    return Attribute(5 * torch.randn(1).abs())
+
+
+def random_number() -> nn.Module:
+    return Attribute([torch.rand(()).item()])
+
+
+def random_choice() -> nn.Module:
+    return Attribute(1 + int(torch.randint(2, ())))
+
+
+def random_closure() -> nn.Module:
+    gain = torch.rand(())
+    return Attribute(lambda: gain)
+
+
+def random_layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 3), nn.ReLU() if torch.rand(()) < 0.5 else nn.Tanh())
+
+
+def random_hook() -> nn.Module:
+    model, gain = classifier(), torch.rand(())
+    model.register_forward_hook(lambda module, inputs, output: output * gain)
+    return model
+
+
+def fixed_attribute() -> nn.Module:
+    return Attribute([3.0, {"a": (torch.float32, None)}])
+
+
+class CountingCalls(nn.Module):
+    """A number that the forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = classifier(), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x) * self.calls
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.BatchNorm1d(4))
 
@@ -287,6 +406,15 @@ def normalised() -> nn.Module:
         (Counting, False),
         (OtherOrder, False),
         (normalised, False),
+        (fixed_attribute, True),
+        (random_tensor, False),
+        (random_number, False),
+        (random_choice, False),
+        (random_closure, False),
+        (random_layer, False),
+        (random_hook, False),
+        # Until it has been evaluated.
+        (CountingCalls, True),
     ],
 )
 def test_samples_are_those_of_the_factory_however_models_are_made(factory, in_place):
@@ -345,6 +473,9 @@ class Endless(IterableDataset):
         ({"initial_budget": 0}, ValueError, "initial_budget"),
         ({"initial_budget": 1.5}, ValueError, "initial_budget = 1.5"),
         ({"max_iter": 0}, ValueError, "max_iter = 0"),
+        ({"max_iter": 1.5}, ValueError, "max_iter = 1.5: must be a whole number"),
+        ({"num_workers": -1}, ValueError, "num_workers = -1"),
+        ({"tolerance": 0.3}, TypeError, "tolerance"),
         ({"seed": -1}, ValueError, "seed = -1"),
         ({"max_batch_size": 1001}, ValueError, "max_batch_size = 1001.*1000 examples"),
         ({"max_batch_size": 20}, ValueError, "largest batch size 20 .*min_batch_size = 20"),
@@ -352,9 +483,12 @@ class Endless(IterableDataset):
         ({"data": (torch.zeros(9, 6),)}, ValueError, "data: .*pair"),
         ({"data": DataLoader(Items())}, TypeError, "data: .*give its dataset"),
         ({"data": 3}, TypeError, "data: is int"),
+        ({"data": (np.zeros((9, 6)), np.zeros(9))}, TypeError, r"data: .*torch\.from_numpy"),
         ({"data": Endless()}, TypeError, "data: is Endless"),
         ({"factory": lambda: 3}, TypeError, "model_factory returned int"),
         ({"factory": nn.ReLU}, ValueError, "same parameters each time|no parameter"),
+        ({"factory": FIXED}, TypeError, "model_factory is a Sequential; give a function"),
+        ({"factory": 3}, TypeError, "model_factory is a int; give a function"),
         ({"factory": lambda: FIXED}, ValueError, "same parameters each time"),
         ({"factory": lambda: nn.LazyLinear(3)}, ValueError, "has no shape yet"),
         ({"factory": lambda: nn.EmbeddingBag(9, 3, sparse=True)}, ValueError, "'weight' is sparse"),
@@ -364,6 +498,7 @@ class Endless(IterableDataset):
             ValueError,
             "mean over the mini-batch",
         ),
+        ({"loss": lambda p, y: F.cross_entropy(p.detach(), y)}, ValueError, r"no gradient.*detach\(\)"),
         ({"loss": lambda p, y: torch.ones((), requires_grad=True)}, ValueError, "no gradient reaches"),
         ({"loss": lambda p, y: F.cross_entropy(p, y) * float("nan")}, ValueError, "loss = NaN"),
     ],

@@ -86,9 +86,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         let text = "--output: a model needs the number of parameters: add --dims D";
         return Err(CliError::Usage(text.into()));
     }
-    if let Some(path) = &args.plot {
-        check_plot(path, args.output.as_deref())?;
-    }
+    check_files(args)?;
 
     let (samples, statistics, fit) = fitted(args)?;
     let model = match args.dims {
@@ -146,13 +144,27 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     files.into_iter().try_for_each(Prepared::commit)
 }
 
-fn check_plot(path: &Path, output: Option<&Path>) -> Result<(), CliError> {
-    let refuse = |problem| Err(CliError::Usage(format!("--plot {}: {problem}", path.display())));
-    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
-        return refuse("plots are SVG files: give a name that ends in .svg");
+fn check_files(args: &FitArgs) -> Result<(), CliError> {
+    let refuse = |option: &str, path: &Path, problem: &str| {
+        Err(CliError::Usage(format!("{option} {}: {problem}", path.display())))
+    };
+    let same = |one: &Path, other: &Path| match (one.canonicalize(), other.canonicalize()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    };
+    for (option, path) in [("--output", &args.output), ("--plot", &args.plot)] {
+        if let Some(path) = path
+            && same(path, &args.samples)
+        {
+            return refuse(option, path, "is the file of the samples, which it would replace; name another");
+        }
     }
-    if Some(path) == output {
-        return refuse("is the file of --output too; name another");
+    let Some(plot) = &args.plot else { return Ok(()) };
+    if plot.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
+        return refuse("--plot", plot, "plots are SVG files: give a name that ends in .svg");
+    }
+    if args.output.as_ref().is_some_and(|output| same(plot, output)) {
+        return refuse("--plot", plot, "is the file of --output too; name another");
     }
     Ok(())
 }
