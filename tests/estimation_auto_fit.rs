@@ -60,6 +60,30 @@ impl Sampler for Many {
     }
 }
 
+/// Draws all it is asked for, and fails then.
+struct Late(Simulated);
+
+impl Sampler for Late {
+    fn dims(&self) -> u64 {
+        self.0.dims()
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> Result<BatchSample, SamplerError> {
+        self.0.sample(batch_size, seed)
+    }
+
+    fn sample_many(
+        &mut self,
+        requests: &[BatchRequest],
+        drawn: &mut Vec<BatchSample>,
+    ) -> Result<(), SamplerError> {
+        for request in requests {
+            drawn.push(self.sample(request.batch_size, request.seed)?);
+        }
+        Err("the device was lost".into())
+    }
+}
+
 fn go_on(_: &Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
@@ -104,6 +128,15 @@ fn reaches_the_tolerance_with_the_right_moments() {
         assert_eq!((last.samples, last.batches), (fitted.fit.samples, fitted.fit.batches));
         println!("{design}: {} examples", fitted.fit.samples);
     }
+}
+
+#[test]
+fn a_failure_after_the_last_sample_ends_the_run_and_keeps_the_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("samples.csv");
+    let error = small(Some(&cache)).run(&mut Late(cost()), &mut go_on).unwrap_err();
+    assert!(error.to_string().contains("the device was lost"), "{error}");
+    assert_eq!(std::fs::read_to_string(&cache).unwrap().lines().count(), 2); // header and sample
 }
 
 #[test]

@@ -412,9 +412,14 @@ impl<'a> Run<'a> {
         for (request, sample) in requests.iter().zip(&drawn) {
             self.keep(request.batch_size, sample)?;
         }
-        let Some(missing) = requests.get(drawn.len()) else { return Ok(()) };
-        let source = outcome.err().unwrap_or_else(|| "the sampler gave fewer samples than asked for".into());
-        Err(self.failed(missing.batch_size, source))
+        let missing = requests.get(drawn.len());
+        let source = match outcome {
+            Ok(()) if missing.is_none() => return Ok(()),
+            Ok(()) => "the sampler gave fewer samples than asked for".into(),
+            Err(source) => source,
+        };
+        let of = missing.or(requests.last()).map_or(0, |request| request.batch_size);
+        Err(self.failed(of, source))
     }
 
     fn keep(&mut self, batch_size: u64, &BatchSample { loss, sq_grad_norm }: &BatchSample) -> Result<()> {

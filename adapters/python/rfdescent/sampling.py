@@ -226,9 +226,6 @@ class _Run:
         return 0
 
     def _report(self, _: Any, now: Any) -> int:
-        if self.failure is not None:
-            # It came when all that was asked for was drawn, where the library takes no notice of it.
-            return 1
         said = (now.needed, now.relative_std)
         # Before the first fit it is not a number.
         if not math.isnan(now.relative_std) and said != self.reported:
