@@ -103,7 +103,8 @@ impl StatusReader {
         Self { mirror }
     }
 
-    /// What the last step did that the device has finished; `None` before the first. Does not wait.
+    /// What the last step did that the device has finished; `None` before the first. Does not wait for a
+    /// step; only while a kernel is writing the block, until it has.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel stopped half way.
