@@ -142,9 +142,15 @@
 #define RFD_OUTCOME_INVALID_OPTION 6
 
 /**
- * Skipped: with momentum, gradient norm or learning rate leave the range of float, in which velocities are kept.
+ * Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in which velocities
+ * are kept.
  */
 #define RFD_OUTCOME_OUT_OF_RANGE 7
+
+/**
+ * Skipped: the loss is below the lower bound given to the adaptive method.
+ */
+#define RFD_OUTCOME_LOSS_BELOW_BOUND 8
 
 /**
  * Bytes that the library made: a text or a saved state. Immutable, so any thread may read it.

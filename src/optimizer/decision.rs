@@ -20,6 +20,8 @@ pub(super) struct Norms {
     pub euclidean: f64,
     pub sigma: f64,
     scaled_sigma: f64,
+    /// That of [`TotalSquares`].
+    pub exponent: i32,
 }
 
 impl Norms {
@@ -30,6 +32,7 @@ impl Norms {
             euclidean: root(squares.euclidean) / grad_scale,
             sigma: scaled_sigma / grad_scale,
             scaled_sigma,
+            exponent: squares.exponent,
         }
     }
 }
@@ -38,6 +41,8 @@ impl Norms {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decision {
     pub theta: f64,
+    /// The Σ-norm that the step refers to.
+    pub sigma_norm: f64,
     /// η times the multiplier, capped.
     pub step_size: f64,
     /// The step size over the Σ-norm.
@@ -73,6 +78,7 @@ pub(super) fn decide(
     };
     Ok(Decision {
         theta: step.theta,
+        sigma_norm: norms.sigma,
         step_size,
         learning_rate: (step_size / norms.sigma).min(f64::MAX),
         prescaled_rate: step_size / (norms.scaled_sigma * prescale),
@@ -83,22 +89,43 @@ pub(super) fn decide(
 }
 
 impl Decision {
+    /// A step of the adaptive method: along the averaged gradient, or along the gradient itself where nothing is averaged.
+    pub(super) fn adaptive(
+        step_size: f64,
+        sigma_norm: f64,
+        learning_rate: f64,
+        norms: Norms,
+        input: &StepInput,
+    ) -> Self {
+        let unscale = 1.0 / input.grad_scale;
+        Self {
+            theta: f64::INFINITY,
+            sigma_norm,
+            step_size,
+            learning_rate,
+            prescaled_rate: learning_rate * unscale,
+            prescale: 1.0,
+            unscale,
+            grad_norm: norms.euclidean,
+        }
+    }
+
     /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning rate.
-    pub(super) fn fits_velocities(&self, group: &Group) -> bool {
+    pub(super) fn fits_velocities(&self, group: &Group, scale: f64) -> bool {
         const LARGEST: f64 = f32::MAX as f64;
         group.momentum == 0.0
             || self.grad_norm <= LARGEST * (1.0 - group.momentum)
-                && self.scalars(group).coefficient <= LARGEST
+                && self.scalars(group, scale).coefficient <= LARGEST
     }
 
-    /// The update of a tensor of the given group; norm lock comes on top with [`lock`].
-    pub(super) fn scalars(&self, group: &Group) -> UpdateScalars {
+    /// The update of a tensor of the given group, with a scale of its own; norm lock comes on top with [`lock`].
+    pub(super) fn scalars(&self, group: &Group, scale: f64) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
         let rate = if group.momentum > 0.0 { self.learning_rate } else { self.prescaled_rate };
         let shrink = self.learning_rate * group.multiplier * group.weight_decay;
         UpdateScalars {
             decay: (1.0 - shrink).max(0.0),
-            coefficient: rate * factor,
+            coefficient: rate * factor * scale,
             prescale: self.prescale,
             momentum: group.momentum,
             unscale: self.unscale,

@@ -4,7 +4,9 @@
 //! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
 //! velocity and no count of applied steps.
 
+mod adaptive;
 mod decision;
+mod method;
 mod options;
 mod report;
 mod spec;
@@ -13,7 +15,9 @@ pub(crate) mod state_file;
 
 use std::collections::HashSet;
 
-use decision::{Norms, TotalSquares, decide, lock};
+use adaptive::{Advance, History, Seen, Sums};
+use decision::{Decision, Norms, TotalSquares, decide, lock};
+pub use method::{Adaptive, Anisotropy, Method};
 pub use options::{Group, Options};
 pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
@@ -58,7 +62,9 @@ use crate::tensor::{DType, GradRef, ParamMut};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Optimizer {
-    model: Model,
+    method: Method,
+    /// What the adaptive method remembers; of no tensor with RFD as published.
+    history: History,
     options: Options,
     tensors: Vec<TensorState>,
     applied_steps: u64,
@@ -76,6 +82,14 @@ struct TensorState {
     master: Option<Vec<f32>>,
 }
 
+/// What a step is going to do.
+struct StepPlan {
+    decision: Decision,
+    /// By tensor: multiplies what all tensors' updates share.
+    scales: Vec<f64>,
+    history: History,
+}
+
 /// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all ranks, then
 /// give the sum to [`Optimizer::step_with_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,24 +101,32 @@ pub struct SquaredNorm {
 }
 
 impl Optimizer {
-    /// An optimizer for the given tensors.
+    /// An optimizer for the given tensors; the method is a fitted [`Model`] or [`Adaptive`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is listed twice, whose
+    /// [`Error::InvalidArgument`] names an option outside its domain or of another method, [`Error::Tensor`] a tensor that is listed twice, whose
     /// group does not exist or whose shape is too large.
-    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
+    pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
+        let method = method.into();
+        let options = method.prepare(options)?;
         let lengths = validate(&options, &specs)?;
-        let tensors = specs
+        let tensors: Vec<TensorState> = specs
             .into_iter()
             .zip(lengths)
             .map(|(spec, len)| TensorState { spec, len, momentum: None, master: None })
             .collect();
-        Ok(Self { model, options, tensors, applied_steps: 0, skipped_steps: 0 })
+        let history = History::new(if method.is_adaptive() { tensors.len() } else { 0 });
+        Ok(Self { method, history, options, tensors, applied_steps: 0, skipped_steps: 0 })
     }
 
-    /// The fitted covariance model.
-    pub fn model(&self) -> &Model {
-        &self.model
+    /// How steps are chosen.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// The fitted covariance model; `None` with the adaptive method.
+    pub fn model(&self) -> Option<&Model> {
+        self.method.model()
     }
 
     /// The options in force.
@@ -152,7 +174,7 @@ impl Optimizer {
         if index >= count {
             return Err(Error::invalid("group", index, format!("there are {count} groups")));
         }
-        group.validate(index)?;
+        let group = self.method.prepare_group(index, group)?;
         self.options.groups[index] = group;
         if group.momentum == 0.0 {
             // Momentum that is switched on again starts at rest.
@@ -166,8 +188,7 @@ impl Optimizer {
     fn change_options(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
         let mut options = self.options.clone();
         change(&mut options);
-        options.validate()?;
-        self.options = options;
+        self.options = self.method.prepare(options)?;
         Ok(())
     }
 
@@ -190,15 +211,55 @@ impl Optimizer {
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        let squares = cpu::squared_norms(grads);
+        let (squares, directions) = match &self.method {
+            Method::Adaptive(rule) if rule.averaging > 0.0 => {
+                let velocities: Vec<_> =
+                    self.tensors.iter().map(|t| (t.spec.dtype, t.momentum.as_ref())).collect();
+                let (squares, directions) =
+                    cpu::averaged_norms(grads, &velocities, rule.averaging, 1.0 / input.grad_scale);
+                (squares, Some(directions))
+            }
+            _ => (cpu::squared_norms(grads), None),
+        };
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
-        let total = self.total(&squares);
-        let norms = Norms::new(total, input.grad_scale);
+        let norms = Norms::new(self.total(&squares), input.grad_scale);
         if !all_finite {
             return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
         }
-        Ok(self.apply(params, grads, input, norms))
+        let plan = match &self.method {
+            Method::Published(model) => self.plan_published(model, norms, input),
+            Method::Adaptive(rule) => {
+                let seen = self.seen(grads, &squares, directions.as_deref(), input);
+                self.plan_adaptive(rule, &seen, norms, input)
+            }
+        };
+        Ok(self.apply(params, grads, input, norms, plan))
+    }
+
+    /// What the adaptive method sees of each tensor. `directions` are the squared norms of new velocities, where gradients
+    /// are averaged.
+    fn seen(
+        &self,
+        grads: &[GradRef<'_>],
+        squares: &cpu::SquaredNorms,
+        directions: Option<&[f64]>,
+        input: &StepInput,
+    ) -> Vec<Seen<'_>> {
+        let unscale = 1.0 / input.grad_scale;
+        (self.tensors.iter().zip(grads).enumerate())
+            .map(|(k, (tensor, grad))| {
+                let takes_part = tensor.len > 0 && !matches!(grad, GradRef::Missing);
+                let squares = squares.squares[k] * unscale * unscale;
+                Seen {
+                    group: &self.options.groups[tensor.spec.group],
+                    counts_in_norm: tensor.spec.counts_in_norm,
+                    len: tensor.len,
+                    sums: takes_part
+                        .then(|| Sums { squares, direction: directions.map_or(squares, |sums| sums[k]) }),
+                }
+            })
+            .collect()
     }
 
     /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the norm.
@@ -207,10 +268,11 @@ impl Optimizer {
     /// any gradient is not finite, counted or not; a sum over ranks stays NaN, and all skip.
     ///
     /// # Errors
-    /// As [`Optimizer::step`], for the gradients.
+    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with the adaptive method.
     pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
         let _ieee = FloatEnvironment::ieee();
         self.check_grads(grads)?;
+        self.method.published()?;
         let norms = cpu::squared_norms(grads);
         if norms.squares.iter().any(|square| !square.is_finite()) {
             // Also from a tensor that does not count: then every rank has to skip.
@@ -225,7 +287,8 @@ impl Optimizer {
     /// `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock, whose norms a shard doesn't know.
+    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with the adaptive method and when a group has norm lock:
+    /// a shard doesn't know the norms that they need.
     pub fn step_with_norm(
         &mut self,
         params: &mut [ParamMut<'_>],
@@ -235,12 +298,15 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
+        let model = self.method.published()?;
         refuse_norm_lock(&self.options)?;
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
         let total = TotalSquares { euclidean: norm.euclidean, sigma: norm.sigma, exponent: 0 };
-        Ok(self.apply(params, grads, input, Norms::new(total, input.grad_scale)))
+        let norms = Norms::new(total, input.grad_scale);
+        let plan = self.plan_published(model, norms, input);
+        Ok(self.apply(params, grads, input, norms, plan))
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
@@ -264,20 +330,47 @@ impl Optimizer {
         }
     }
 
+    fn plan_published(
+        &self,
+        model: &Model,
+        norms: Norms,
+        input: &StepInput,
+    ) -> std::result::Result<StepPlan, SkipReason> {
+        let decision = decide(model, &self.options, norms, input)?;
+        if !self.options.groups.iter().all(|group| decision.fits_velocities(group, 1.0)) {
+            return Err(SkipReason::OutOfRange);
+        }
+        Ok(StepPlan { decision, scales: vec![1.0; self.tensors.len()], history: self.history.clone() })
+    }
+
+    fn plan_adaptive(
+        &self,
+        rule: &Adaptive,
+        seen: &[Seen<'_>],
+        norms: Norms,
+        input: &StepInput,
+    ) -> std::result::Result<StepPlan, SkipReason> {
+        let Advance { history, decision, scales } =
+            self.history.advance(rule, &self.options, self.applied_steps, seen, norms, input)?;
+        let fits = |(seen, &scale): (&Seen<'_>, _)| decision.fits_velocities(seen.group, scale);
+        if !seen.iter().zip(&scales).all(fits) {
+            return Err(SkipReason::OutOfRange);
+        }
+        Ok(StepPlan { decision, scales, history })
+    }
+
     fn apply(
         &mut self,
         params: &mut [ParamMut<'_>],
         grads: &[GradRef<'_>],
         input: &StepInput,
         norms: Norms,
+        plan: std::result::Result<StepPlan, SkipReason>,
     ) -> StepReport {
-        let decision = match decide(&self.model, &self.options, norms, input) {
-            Ok(decision) => decision,
+        let StepPlan { decision, scales, history } = match plan {
+            Ok(plan) => plan,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
-        if !self.options.groups.iter().all(|group| decision.fits_velocities(group)) {
-            return self.skip(input, Some(norms), SkipReason::OutOfRange);
-        }
         let mut updates = Vec::with_capacity(params.len());
         let tensors = self.tensors.iter_mut().zip(params).zip(grads).enumerate();
         for (index, ((tensor, param), &grad)) in tensors {
@@ -293,7 +386,7 @@ impl Optimizer {
                 tensor.momentum.get_or_insert_with(|| Momentum::zeros(tensor.spec.dtype, tensor.len));
             }
             let momentum = tensor.momentum.as_mut().filter(|_| group.momentum > 0.0);
-            let mut scalars = decision.scalars(group);
+            let mut scalars = decision.scalars(group, scales[index]);
             if group.norm_lock && tensor.len > 1 {
                 let sums =
                     cpu::lock_sums(param, tensor.master.as_deref(), grad, momentum.as_deref(), &scalars);
@@ -316,11 +409,12 @@ impl Optimizer {
         }
         cpu::update(updates);
         self.applied_steps += 1;
+        self.history = history;
         StepReport {
             outcome: Outcome::Applied,
             loss: input.loss,
             grad_norm: norms.euclidean,
-            sigma_norm: norms.sigma,
+            sigma_norm: decision.sigma_norm,
             theta: decision.theta,
             step_size: decision.step_size,
             learning_rate: decision.learning_rate,

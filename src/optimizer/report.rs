@@ -34,12 +34,15 @@ pub struct StepReport {
     /// when `found_inf` skipped the step before it was computed.
     pub grad_norm: f64,
     /// √(Σ f²‖g_k‖²), the norm that Θ and the step refer to; equal to `grad_norm` when all length-scale factors are 1.
+    /// With the adaptive method it is the norm √(Σ f²Σ_k‖ḡ_k‖²) of the averaged gradient in its own geometry (`docs/adaptive.md`),
+    /// but in a skipped step.
     pub sigma_norm: f64,
-    /// Θ, the gradient cost quotient with the S-RFD correction; infinite at loss ≥ μ, 0 in a skipped step.
+    /// Θ, the gradient cost quotient with the S-RFD correction; infinite at loss ≥ μ and with the adaptive method, whose steps
+    /// are those at the mean; 0 in a skipped step.
     pub theta: f64,
     /// η: the length of the step, multiplier and cap included; 0 in a skipped step.
     pub step_size: f64,
-    /// η / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+    /// η / `sigma_norm`: what the gradient, or its average, is multiplied with; 0 in a skipped step.
     pub learning_rate: f64,
     /// Steps applied so far, this one included.
     pub applied_steps: u64,
@@ -72,8 +75,11 @@ pub enum SkipReason {
     /// An option is outside its domain. Setting one on the host is refused at once; this is for options that a device
     /// reads from its own memory.
     InvalidOption,
-    /// Gradient norm or learning rate leave the range of f32, in which velocities are kept. Only with momentum.
+    /// Gradient norm or learning rate leave the range of f32, in which velocities are kept. Only with momentum and with the
+    /// adaptive method.
     OutOfRange,
+    /// The loss is below the lower bound given to the adaptive method.
+    LossBelowBound,
 }
 
 impl From<NoStep> for SkipReason {
@@ -96,6 +102,7 @@ impl std::fmt::Display for SkipReason {
             SkipReason::ZeroGradient => "the gradient is zero",
             SkipReason::InvalidOption => "an option is outside its domain",
             SkipReason::OutOfRange => "gradient norm or learning rate are beyond f32, which momentum needs",
+            SkipReason::LossBelowBound => "the loss is below its lower bound: give a smaller `loss_bound`",
         })
     }
 }

@@ -42,7 +42,12 @@ impl Optimizer {
                 master: tensor.master.as_deref().map(f32_bytes),
             })
             .collect();
-        let state = State { applied_steps: self.applied_steps, skipped_steps: self.skipped_steps, tensors };
+        let state = State {
+            applied_steps: self.applied_steps,
+            skipped_steps: self.skipped_steps,
+            history: self.method.is_adaptive().then(|| self.history.clone()),
+            tensors,
+        };
         state_file::write(&state, &self.spec_list())
     }
 
@@ -52,7 +57,7 @@ impl Optimizer {
     /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or which
     /// option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        let state = state_file::read(bytes, &self.spec_list(), &self.options)?;
+        let state = state_file::read(bytes, &self.spec_list(), &self.method, &self.options)?;
         for (tensor, buffers) in self.tensors.iter_mut().zip(state.tensors) {
             tensor.momentum = buffers.momentum.map(|bytes| match tensor.spec.dtype {
                 DType::F64 => {
@@ -61,6 +66,9 @@ impl Optimizer {
                 _ => Momentum::F32(f32_values(bytes)),
             });
             tensor.master = buffers.master.map(f32_values);
+        }
+        if let Some(history) = state.history {
+            self.history = history;
         }
         (self.applied_steps, self.skipped_steps) = (state.applied_steps, state.skipped_steps);
         Ok(())

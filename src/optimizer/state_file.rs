@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
-use super::{Options, TensorSpec};
+use super::adaptive::History;
+use super::{Method, Options, TensorSpec};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
@@ -43,6 +44,8 @@ pub(crate) struct Buffers<B> {
 pub(crate) struct State<B> {
     pub applied_steps: u64,
     pub skipped_steps: u64,
+    /// Of the adaptive method.
+    pub history: Option<History>,
     /// In the order of the optimizer's tensors.
     pub tensors: Vec<Buffers<B>>,
 }
@@ -75,18 +78,27 @@ pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec
             master: buffers.master.is_some(),
         })
         .collect();
-    let metadata = HashMap::from([
+    let mut metadata = HashMap::from([
         ("format".to_string(), FORMAT.to_string()),
         ("version".to_string(), VERSION.to_string()),
         ("applied_steps".to_string(), state.applied_steps.to_string()),
         ("skipped_steps".to_string(), state.skipped_steps.to_string()),
         ("tensors".to_string(), serde_json::to_string(&entries).map_err(|e| Error::State(e.to_string()))?),
     ]);
+    if let Some(history) = &state.history {
+        let history = serde_json::to_string(history).map_err(|e| Error::State(e.to_string()))?;
+        metadata.insert("adaptive".to_string(), history);
+    }
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
 }
 
-/// Reads a file that [`write`] made for the same tensors and for options that keep the same buffers.
-pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec], options: &Options) -> Result<State<&'a [u8]>> {
+/// Reads a file that [`write`] made for the same tensors, with the same method and options that keep the same buffers.
+pub(crate) fn read<'a>(
+    bytes: &'a [u8],
+    specs: &[&TensorSpec],
+    method: &Method,
+    options: &Options,
+) -> Result<State<&'a [u8]>> {
     let damaged = |e: safetensors::SafeTensorError| {
         Error::State(format!("is not a whole safetensors file ({e}); save it again"))
     };
@@ -115,6 +127,7 @@ pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec], options: &Options
     let (applied_steps, skipped_steps) = (count("applied_steps")?, count("skipped_steps")?);
     let entries: Vec<Entry> = serde_json::from_str(entry("tensors")?)
         .map_err(|e| Error::State(format!("`tensors` in its metadata is damaged: {e}")))?;
+    let history = history(metadata.get("adaptive"), method, specs.len())?;
     compare(&entries, specs, options)?;
     let promised = entries.iter().map(|e| usize::from(e.momentum) + usize::from(e.master)).sum::<usize>();
     if stored.len() != promised {
@@ -134,7 +147,33 @@ pub(crate) fn read<'a>(bytes: &'a [u8], specs: &[&TensorSpec], options: &Options
             })
         })
         .collect::<Result<_>>()?;
-    Ok(State { applied_steps, skipped_steps, tensors })
+    Ok(State { applied_steps, skipped_steps, history, tensors })
+}
+
+/// What the adaptive method remembered, if the state is of the method that the optimizer has.
+fn history(stored: Option<&String>, method: &Method, tensors: usize) -> Result<Option<History>> {
+    let Some(stored) = stored else {
+        if method.is_adaptive() {
+            return Err(Error::State(
+                "was saved by RFD as published, but the optimizer is adaptive; make one with the fitted model".into(),
+            ));
+        }
+        return Ok(None);
+    };
+    if !method.is_adaptive() {
+        return Err(Error::State(
+            "was saved by the adaptive method, but the optimizer is RFD as published; make an adaptive one"
+                .into(),
+        ));
+    }
+    let damaged = |problem: String| {
+        Error::State(format!("`adaptive` in its metadata is damaged: {problem}; save it again"))
+    };
+    let history: History = serde_json::from_str(stored).map_err(|e| damaged(e.to_string()))?;
+    if history.tensors.len() != tensors {
+        return Err(damaged(format!("it is of {} tensors, not {tensors}", history.tensors.len())));
+    }
+    Ok(Some(history))
 }
 
 /// Says which tensor of a saved state is not the optimizer's, or has a buffer that the options have no use for.

@@ -76,7 +76,7 @@ impl Engine {
         }
     }
 
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> Option<&Model> {
         match self {
             Engine::Host(host) => host.optimizer.model(),
             #[cfg(feature = "cuda")]

@@ -122,8 +122,8 @@ impl Rfd {
         &self.variables.parameters
     }
 
-    /// The fitted covariance model.
-    pub fn model(&self) -> &Model {
+    /// The fitted covariance model; `None` with the adaptive method.
+    pub fn model(&self) -> Option<&Model> {
         self.engine.model()
     }
 

@@ -25,6 +25,7 @@ _OUTCOMES = {
     lib.RFD_OUTCOME_ZERO_GRADIENT: "zero_gradient",
     lib.RFD_OUTCOME_INVALID_OPTION: "invalid_option",
     lib.RFD_OUTCOME_OUT_OF_RANGE: "out_of_range",
+    lib.RFD_OUTCOME_LOSS_BELOW_BOUND: "loss_below_bound",
 }
 
 

@@ -214,8 +214,8 @@ impl Optimizer {
         }
     }
 
-    /// The fitted covariance model.
-    pub fn model(&self) -> &Model {
+    /// The fitted covariance model; `None` with the adaptive method.
+    pub fn model(&self) -> Option<&Model> {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.optimizer.model(),
             Backend::Cuda(cuda) => cuda.optimizer.model(),

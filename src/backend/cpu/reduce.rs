@@ -7,7 +7,7 @@ use super::element::{Compute, Load, Parameter, Store};
 use super::sum::{CHUNK, chunk_dot, fold, tensor_sum};
 use super::update::{Momentum, UpdateScalars};
 use super::{SERIAL_BELOW, TASK, run};
-use crate::tensor::{GradRef, ParamMut};
+use crate::tensor::{DType, GradRef, ParamMut};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or so small
 /// that their squares leave the range of f64.
@@ -23,7 +23,12 @@ const TINY: f64 = f64::from_bits((1023 - 900) << 52);
 
 /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
 pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
-    let mut norms = SquaredNorms { squares: sums(grads, 1.0), exponent: 0 };
+    rescued(grads, sums(grads, 1.0))
+}
+
+/// Forms the sums of squares again where they left the range of f64.
+fn rescued(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
+    let mut norms = SquaredNorms { squares, exponent: 0 };
     let total = fold(&norms.squares);
     if total < TINY || total == f64::INFINITY {
         let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);
@@ -70,6 +75,73 @@ fn sums(grads: &[GradRef<'_>], scale: f64) -> Vec<f64> {
         |tensor, start, count| [squares(grads[tensor].slice(start, count), scale)],
     );
     sums.into_iter().map(|[sum]| sum).collect()
+}
+
+/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·momentum − g·unscale as it will be
+/// stored. `velocities` has the format of each parameter and its velocity, `None` for one at rest.
+pub(crate) fn averaged_norms(
+    grads: &[GradRef<'_>],
+    velocities: &[(DType, Option<&Momentum>)],
+    momentum: f64,
+    unscale: f64,
+) -> (SquaredNorms, Vec<f64>) {
+    let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
+    let scalars = UpdateScalars { momentum, unscale, ..UpdateScalars::default() };
+    let sums = per_tensor(
+        &lengths,
+        #[inline(always)]
+        |tensor, start, count| {
+            let grad = grads[tensor].slice(start, count);
+            let range = start..start + count;
+            let velocity = match velocities[tensor] {
+                (DType::F64, Some(Momentum::F64(v))) => next_squares(grad, Some(&v[range]), &scalars),
+                (DType::F64, _) => next_squares::<f64>(grad, None, &scalars),
+                (_, Some(Momentum::F32(v))) => next_squares(grad, Some(&v[range]), &scalars),
+                _ => next_squares::<f32>(grad, None, &scalars),
+            };
+            [squares(grad, 1.0), velocity]
+        },
+    );
+    let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
+    (rescued(grads, squares), directions)
+}
+
+/// ‖v‖² of a chunk of a new velocity that is stored as `V`.
+#[inline(always)]
+fn next_squares<V: Compute + Store<V> + Store<f64>>(
+    grad: GradRef<'_>,
+    velocity: Option<&[V]>,
+    scalars: &UpdateScalars,
+) -> f64
+where
+    f32: Load<V>,
+    f16: Load<V>,
+    bf16: Load<V>,
+{
+    #[inline(always)]
+    fn with_grad<T: Compute, V: Compute + Store<T>, G: Load<T>>(
+        g: &[G],
+        velocity: Option<&[V]>,
+        scalars: &UpdateScalars,
+    ) -> f64 {
+        let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
+        let g = G::load(g, &mut g_buffer);
+        let mut next = [V::default(); CHUNK];
+        let next = &mut next[..g.len()];
+        if let Some(velocity) = velocity {
+            next.copy_from_slice(velocity);
+        }
+        super::update::advance_velocity(next, &mut v_buffer, g, scalars);
+        let v = <V as Load<T>>::load(next, &mut v_buffer);
+        chunk_dot(v, v)
+    }
+    match grad {
+        GradRef::F32(g) => with_grad::<V, V, f32>(g, velocity, scalars),
+        GradRef::F16(g) => with_grad::<V, V, f16>(g, velocity, scalars),
+        GradRef::BF16(g) => with_grad::<V, V, bf16>(g, velocity, scalars),
+        GradRef::F64(g) => with_grad::<f64, V, f64>(g, velocity, scalars),
+        GradRef::Missing => 0.0,
+    }
 }
 
 #[inline(always)]

@@ -10,7 +10,7 @@ use super::settings::{self, Control};
 use super::status::{Mirror, StatusReader};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
-use crate::optimizer::{Group, Options, SquaredNorm, StepReport, TensorSpec};
+use crate::optimizer::{Group, Method, Options, SquaredNorm, StepReport, TensorSpec};
 use crate::tensor::DType;
 
 /// As many tensors as a launch is passed by value.
@@ -29,7 +29,7 @@ const INLINE: usize = RFD_INLINE_TENSORS as usize;
 #[derive(Debug)]
 pub struct DeviceOptimizer {
     device: Device,
-    model: Model,
+    method: Method,
     options: Options,
     entries: Vec<TensorEntry>,
     control: Control,
@@ -109,7 +109,15 @@ impl DeviceOptimizer {
     /// # Errors
     /// As [`Optimizer::new`](crate::optimizer::Optimizer::new); besides [`Error::InvalidArgument`] for a covariance of
     /// your own, which a device can't evaluate, and [`Error::Device`] when the device has not enough memory.
-    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>, device: &Device) -> Result<Self> {
+    pub fn new(
+        method: impl Into<Method>,
+        options: Options,
+        specs: Vec<TensorSpec>,
+        device: &Device,
+    ) -> Result<Self> {
+        let method = method.into();
+        let model = method.published()?;
+        let options = method.prepare(options)?;
         let lengths = crate::optimizer::validate(&options, &specs)?;
         if options.groups.len() > usize::from(u16::MAX) + 1 {
             return Err(Error::invalid(
@@ -137,7 +145,7 @@ impl DeviceOptimizer {
         let control = Control::new(device, &options)?;
         let mirror = Arc::new(Mirror::new(device)?);
         let step = RfdStep {
-            model: settings::model(&model, &options)?,
+            model: settings::model(model, &options)?,
             groups: control.groups(),
             settings: control.settings(),
             status: control.status(),
@@ -155,7 +163,7 @@ impl DeviceOptimizer {
             workspace: Workspace::new(device, extent, entries.len(), sums)?,
             cooperative: device.executor().cooperative(),
             device: device.clone(),
-            model,
+            method,
             options,
             entries,
             control,
@@ -180,9 +188,14 @@ impl DeviceOptimizer {
         &self.device
     }
 
-    /// The fitted covariance model.
-    pub fn model(&self) -> &Model {
-        &self.model
+    /// How steps are chosen.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// The fitted covariance model; `None` with the adaptive method.
+    pub fn model(&self) -> Option<&Model> {
+        self.method.model()
     }
 
     /// The options in force.
@@ -246,7 +259,7 @@ impl DeviceOptimizer {
             let expected = format!("there are {} groups", self.options.groups.len());
             return Err(Error::invalid("group", index, expected));
         };
-        group.validate(index)?;
+        let group = self.method.prepare_group(index, group)?;
         if (old.momentum > 0.0) != (group.momentum > 0.0) || old.norm_lock != group.norm_lock {
             self.prepared = None;
         }
@@ -271,8 +284,7 @@ impl DeviceOptimizer {
     fn change_settings(&mut self, change: impl FnOnce(&mut Options), stream: Stream) -> Result<()> {
         let mut options = self.options.clone();
         change(&mut options);
-        options.validate()?;
-        self.options = options;
+        self.options = self.method.prepare(options)?;
         self.control.write_settings(&self.options, stream)
     }
 

@@ -74,7 +74,8 @@ impl DeviceOptimizer {
                 })
             })
             .collect::<Result<_>>()?;
-        state_file::write(&State { applied_steps, skipped_steps, tensors }, &self.spec_list())
+        let state = State { applied_steps, skipped_steps, history: None, tensors };
+        state_file::write(&state, &self.spec_list())
     }
 
     /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made. Waits for the work on the stream;
@@ -84,7 +85,7 @@ impl DeviceOptimizer {
     /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or
     /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
-        let state = state_file::read(bytes, &self.spec_list(), self.options())?;
+        let state = state_file::read(bytes, &self.spec_list(), self.method(), self.options())?;
         for (k, buffers) in state.tensors.iter().enumerate() {
             let entry = &self.entries()[k];
             let (momentum, master) = (entry.momentum, entry.master);

@@ -49,8 +49,11 @@ pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
 pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
 /// Skipped: a setting in a device's memory is outside its domain.
 pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
-/// Skipped: with momentum, gradient norm or learning rate leave the range of float, in which velocities are kept.
+/// Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in which velocities
+/// are kept.
 pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
+/// Skipped: the loss is below the lower bound given to the adaptive method.
+pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
 
 /// Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
 /// tensor of the first group that counts in the norm.
@@ -313,6 +316,7 @@ impl From<StepReport> for rfd_step_report {
                 Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
                 Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
                 Outcome::Skipped(SkipReason::OutOfRange) => RFD_OUTCOME_OUT_OF_RANGE,
+                Outcome::Skipped(SkipReason::LossBelowBound) => RFD_OUTCOME_LOSS_BELOW_BOUND,
             },
             reserved: 0,
         }
