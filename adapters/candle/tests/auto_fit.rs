@@ -68,6 +68,16 @@ fn a_sample_is_what_its_seed_says_and_counts_trained_variables_only() {
         })
         .sum();
     assert_eq!(first.loss, f64::from(value.to_scalar::<f32>().unwrap()));
+    // Of each trained variable, in the order in which the network asks for them.
+    let mut sq_grad_norms = Vec::new();
+    assert_eq!(sampler.sample_tensors(50, 7, &mut sq_grad_norms).unwrap(), first);
+    let names: Vec<&str> = sampler.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(
+        names[..4],
+        ["hidden.linear.weight", "hidden.linear.bias", "hidden.norm.weight", "hidden.norm.bias"]
+    );
+    assert_eq!((names.len(), sq_grad_norms.len(), sampler.tensors()[0].dims), (8, 8, 8 * 16));
+    assert!((sq_grad_norms.iter().sum::<f64>() / squares - 1.0).abs() <= 2.0 * 214.0 * 2f64.powi(-53));
     // Two orders of a sum of 214 non-negative terms in f64: at most 214 · 2⁻⁵³ apart each.
     assert!((first.sq_grad_norm / squares - 1.0).abs() <= 2.0 * 214.0 * 2f64.powi(-53));
 }
@@ -77,11 +87,21 @@ fn a_network_is_fitted_and_trained_without_tuning() {
     let auto_fit = AutoFit { max_batch_size: Some(2000), ..AutoFit::default() };
     let mut sampler = NetworkSampler::new(DType::F32, &Device::Cpu, build, batch, loss, &auto_fit).unwrap();
     let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(())).unwrap();
-    let model = Model::new(Family::SquaredExponential, fitted.moments()).unwrap();
+    let isotropic = Model::new(Family::SquaredExponential, fitted.moments()).unwrap();
+    // The running averages, which the model does not know, are among the variables.
+    let tensors = fitted.fit_tensors().unwrap();
+    let by_tensor = Model::new(Family::SquaredExponential, tensors.moments(&fitted.fit)).unwrap();
+    let by_tensor = by_tensor.with_tensors(tensors.factors()).unwrap();
+    for model in [isotropic, by_tensor] {
+        learns(model);
+    }
+}
 
+fn learns(model: Model) {
     let vars = SeededVars::new(ChaCha8Rng::seed_from_u64(1));
     let network = build(vars.builder(DType::F32, &Device::Cpu)).unwrap();
-    let mut rfd = Rfd::for_parameters(vars.parameters(), Config::new(model)).unwrap();
+    let (config, parameters) = Config::new(model).per_tensor(vars.parameters()).unwrap();
+    let mut rfd = Rfd::for_parameters(parameters, config).unwrap();
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let losses: Vec<f32> = (0..150)
         .map(|_| {
