@@ -78,7 +78,8 @@ pub trait Sampler {
     }
 
     /// As [`sample`](Self::sample), and adds the squared norm ‖g_k‖² of each tensor's part of the gradient to
-    /// `sq_grad_norms`, in the order of [`tensors`](Self::tensors). Called in place of the others where there are tensors.
+    /// `sq_grad_norms`, in the order of [`tensors`](Self::tensors). Where there are tensors, it is called in place of the others,
+    /// unless a cache without columns for them is gone on with.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
