@@ -505,13 +505,16 @@ fn tensor(name: &str, dims: u64) -> TensorDims {
 }
 
 /// [`cost`] with two tensors that share ‖g‖² 1 : 3, by a closure.
-fn blocks() -> (Vec<TensorDims>, impl FnMut(u64, u64) -> Result<(f64, Vec<f64>), SamplerError>) {
+fn blocks() -> impl Sampler {
+    (vec![tensor("weight, first", 600), tensor("bias", 400)], shares())
+}
+
+fn shares() -> impl FnMut(u64, u64) -> Result<(f64, Vec<f64>), SamplerError> {
     let mut simulated = cost();
-    let sample = move |batch_size, seed| {
+    move |batch_size, seed| {
         let BatchSample { loss, sq_grad_norm } = simulated.sample(batch_size, seed)?;
         Ok((loss, vec![0.25 * sq_grad_norm, 0.75 * sq_grad_norm]))
-    };
-    (vec![tensor("weight, first", 600), tensor("bias", 400)], sample)
+    }
 }
 
 #[test]
@@ -574,14 +577,11 @@ fn caches_keep_their_columns_and_those_of_other_tensors_are_refused() {
     let thirds = |row: &Vec<f64>| (row[0] / row[1] / 3.0 - 1.0).abs() < 1e-15;
     assert!(table.sq_grad_norms.iter().all(thirds), "{:?}", table.sq_grad_norms);
     assert_eq!(table.statistics().unwrap(), fitted.statistics);
-    let shares: Vec<f64> = fitted.fit_tensors().unwrap().tensors.iter().map(|t| t.grad_variance).collect();
-    assert!((shares[1] / shares[0] / 3.0 - 1.0).abs() < 1e-11, "{shares:?}");
+    let found: Vec<f64> = fitted.fit_tensors().unwrap().tensors.iter().map(|t| t.grad_variance).collect();
+    assert!((found[1] / found[0] / 3.0 - 1.0).abs() < 1e-11, "{found:?}");
 
     let before = std::fs::read(&path).unwrap();
-    let others = |names: [&str; 2]| {
-        let (_, sample) = blocks();
-        (vec![tensor(names[0], 600), tensor(names[1], 400)], sample)
-    };
+    let others = |names: [&str; 2]| (vec![tensor(names[0], 600), tensor(names[1], 400)], shares());
     for (error, words) in [
         (small(Some(&path)).run(&mut cost(), &mut go_on), "`sq_grad_norm:bias` is of a tensor"),
         (small(Some(&path)).run(&mut others(["weight, first", "x"]), &mut go_on), "`sq_grad_norm:bias`"),
@@ -606,8 +606,7 @@ fn tensors_that_cannot_be_are_named() {
         (vec![tensor("a", 1000), tensor("b", 0)], "`b`: has no elements"),
         (vec![tensor("a", u64::MAX), tensor("b", u64::MAX)], "sum of the tensors' sizes"),
     ] {
-        let (_, sample) = blocks();
-        let error = small(None).run(&mut (tensors, sample), &mut go_on).unwrap_err().to_string();
+        let error = small(None).run(&mut (tensors, shares()), &mut go_on).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
     for (squares, words) in [
