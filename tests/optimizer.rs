@@ -351,6 +351,26 @@ fn length_scale_factors_follow_the_anisotropic_model() {
     assert!((length / report.step_size - 1.0).abs() < 1e-14);
 }
 
+/// Steps of a model with length scales by tensor would be in the wrong norm without the groups that have them.
+#[test]
+fn a_model_with_length_scales_by_tensor_needs_its_groups() {
+    let factor = |name: &str, length_scale_factor| TensorFactor {
+        name: name.into(),
+        dims: 10_000,
+        length_scale_factor,
+    };
+    let tensors = vec![factor("t0", 0.5), factor("t1", 2.0)];
+    let model = model(Family::SquaredExponential).with_tensors(tensors.clone()).unwrap();
+    let specs = || -> Vec<_> { (0..2).map(|k| TensorSpec::new(format!("t{k}"), &[2], DType::F32)).collect() };
+    let error = Optimizer::new(model.clone(), Options::default(), specs()).unwrap_err().to_string();
+    assert!(error.contains("`t1`") && error.contains("per_tensor"), "{error}");
+    let others = vec![TensorSpec::new("other", &[2], DType::F32)];
+    let error = Optimizer::new(model.clone(), Options::default(), others).unwrap_err().to_string();
+    assert!(error.contains("`t0`"), "{error}");
+    let (options, specs) = Options::default().per_tensor(specs(), &tensors).unwrap();
+    Optimizer::new(model, options, specs).unwrap();
+}
+
 #[test]
 fn norm_lock_keeps_norms_and_leaves_zero_and_single_tensors_alone() {
     for momentum in [0.0, 0.9] {
