@@ -89,8 +89,10 @@ class Descent(torch.optim.Optimizer):
         return self._method()
 
     def _momentum(self, group: dict[str, Any]) -> float:
-        """Of a group's velocities; 0 when there are none."""
-        raise NotImplementedError
+        return 0.0
+
+    def _has_velocity(self, group: dict[str, Any]) -> bool:
+        return self._momentum(group) > 0
 
     def _inv_batch_size(self) -> float:
         return 0.0
@@ -457,7 +459,7 @@ class Descent(torch.optim.Optimizer):
                         _warn_of_new_shape(name, kind, values, shape)
                         buffers[kind] = None
                 # What the first step would make; so that a state always has the same tensors.
-                if self._momentum(group) > 0 and buffers.get("velocity") is None:
+                if self._has_velocity(group) and buffers.get("velocity") is None:
                     buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
                     own = None
                 if self._master_weights and _is_half(local) and buffers.get("master") is None:
@@ -491,7 +493,7 @@ class Descent(torch.optim.Optimizer):
                 if values is not None and values.shape != param.shape:
                     _warn_of_new_shape(name, kind, values, param.shape)
                     entry[kind] = None
-            moving = self._momentum(group) > 0
+            moving = self._has_velocity(group)
             velocity = entry["velocity"] if moving else None
             master = entry["master"] if self._master_weights and _is_half(local) else None
             if master is not None:

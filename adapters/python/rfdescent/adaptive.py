@@ -132,14 +132,15 @@ class AdaptiveRFD(Descent):
                 )
         return Adaptive(averaging, self._anisotropy, self._loss_bound)
 
-    def _momentum(self, group: dict[str, Any]) -> float:
-        return number(group, "averaging")
+    def _has_velocity(self, group: dict[str, Any]) -> bool:
+        return number(group, "averaging") > 0
 
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         super()._take_report(report, engine)
         if report.outcome == "loss_below_bound":
             warnings.warn(
-                f"the loss is {report.loss}, below loss_bound = {self._loss_bound}, so that this step is "
-                "skipped: give AdaptiveRFD a smaller loss_bound",
+                # The same text each time, which Python shows once.
+                f"a loss is below loss_bound = {self._loss_bound}, so that its step is skipped: give "
+                "AdaptiveRFD a smaller loss_bound",
                 stacklevel=2,
             )

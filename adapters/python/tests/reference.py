@@ -52,3 +52,61 @@ class Reference:
                 if group["norm_lock"] and p.numel() > 1 and before > 0:
                     p.mul_(before / p.norm())
         return rate
+
+
+class AdaptiveReference:
+    """The adaptive method on float64 copies of parameters, rule by rule from docs/adaptive.md, with averages
+    as sums over all steps so far.
+    """
+
+    DECREASE, NOISY_DECREASE, DECAY, SMALLEST_VARIANCE, RAMP, WINDOW = 0.1, 3.0, 0.9, 0.03, 8, 16
+
+    def __init__(self, groups, averaging=0.9, tensorwise=True, loss_bound=0.0):
+        """Groups are dicts of `params` and the settings of AdaptiveRFD's groups."""
+        defaults = {"lr": 1.0, "weight_decay": 0.0, "length_scale_factor": 1.0}
+        self.groups = [{**defaults, **group} for group in groups]
+        for group in self.groups:
+            group["params"] = [p.detach().to(torch.float64).clone() for p in group["params"]]
+        self.averaging, self.tensorwise, self.loss_bound = averaging, tensorwise, loss_bound
+        self.losses, self.grads = [], []
+
+    def average(self, values, decay):
+        weights = [decay**k for k in reversed(range(len(values)))]
+        return sum(weight * value for weight, value in zip(weights, values)) / sum(weights)
+
+    def trust(self):
+        size, factor = self.WINDOW, 1.0
+        losses = [self.losses[0], *self.losses]
+        windows = [losses[k : k + size + 1] for k in range(0, len(losses) - size, size)]
+        for before, now in zip(windows, windows[1:]):
+            noise = sum((b - a) ** 2 for window in (before, now) for a, b in zip(window, window[1:])) / 2
+            fall = sum(before[1:]) - sum(now[1:])
+            verdict = 1.5 if fall > 2 * math.sqrt(noise) else 0.5 if fall < 0 else 0.8
+            factor = min(max(factor * verdict, 1e-3), 1.0)
+        return factor
+
+    def step(self, loss, grads):
+        """One step; `grads` are lists of tensors, one list a group. Returns the learning rate."""
+        self.losses.append(loss)
+        self.grads.append([g.detach().to(torch.float64).clone() for group in grads for g in group])
+        owners = [group for group in self.groups for _ in group["params"]]
+        params = [p for group in self.groups for p in group["params"]]
+        history = list(zip(*self.grads))
+        squares = [self.average([float((g * g).sum()) for g in of], self.DECAY) for of in history]
+        averages = [self.average(of, self.averaging) for of in history]
+        mean = sum(squares) / sum(p.numel() for p in params)
+        scales = [
+            math.sqrt(mean / max(square / p.numel(), self.SMALLEST_VARIANCE * mean))
+            if self.tensorwise
+            else 1.0
+            for square, p in zip(squares, params)
+        ]
+        weights = [group["length_scale_factor"] ** 2 * scale for group, scale in zip(owners, scales)]
+        averaged = sum(weight * float((g * g).sum()) for weight, g in zip(weights, averages))
+        single = sum(weight * square for weight, square in zip(weights, squares))
+        ramp = min(1.0, 2.0 ** (len(self.losses) - self.RAMP))
+        rate = min(ramp * self.DECREASE / averaged, self.NOISY_DECREASE / single)
+        rate *= self.trust() * (self.average(self.losses, self.averaging) - self.loss_bound)
+        for group, p, weight, g in zip(owners, params, weights, averages):
+            p.mul_(1 - rate * group["lr"] * group["weight_decay"]).sub_(g, alpha=rate * group["lr"] * weight)
+        return rate
