@@ -17,6 +17,9 @@ const NOISY_DECREASE: f64 = 3.0;
 const VARIANCE_DECAY: f64 = 0.9;
 /// No tensor's variance counts as less than this share of the mean over all: its length scale would have no end.
 const SMALLEST_VARIANCE: f64 = 0.03;
+/// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much depends, such as the
+/// gains of an output.
+const LARGEST_VARIANCE: f64 = 4.0;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where deep networks
 /// start, the gradient does not tell how far the linear model holds.
 const RAMP: i32 = 8;
@@ -208,12 +211,13 @@ impl TensorHistory {
         (1.0 - beta) / (1.0 - self.average_rest)
     }
 
-    /// Σ_k = √(v/v_k).
+    /// Σ_k = √(v/v_k), v_k within bounds.
     fn scale(&self, anisotropy: Anisotropy, len: f64, mean: f64) -> f64 {
         match anisotropy {
             Anisotropy::Isotropic => 1.0,
             Anisotropy::Tensorwise => {
-                (mean / (self.mean_square() / len).max(SMALLEST_VARIANCE * mean)).sqrt()
+                let variance = self.mean_square() / len;
+                (mean / variance.max(SMALLEST_VARIANCE * mean).min(LARGEST_VARIANCE * mean)).sqrt()
             }
         }
     }
@@ -227,7 +231,7 @@ fn ramp(applied_steps: u64) -> f64 {
 
 impl Trust {
     /// Steps whose losses are compared with those of the steps before.
-    const WINDOW: f64 = 16.0;
+    const WINDOW: f64 = 8.0;
     const SMALLEST: f64 = 1e-3;
 
     fn new() -> Self {
@@ -271,10 +275,11 @@ impl Trust {
     }
 
     /// From two complete windows. Half a mean squared difference of successive losses is the variance of their noise, whatever
-    /// the trend; so the standard error of the fall of the sum is √((squares_before + squares)/2).
+    /// the trend; so the standard error of the fall of the sum is √((squares_before + squares)/2). A fall by more than that is
+    /// one.
     fn verdict(&self) -> f64 {
         let fall = self.sum_before - self.sum;
-        if fall > 2.0 * ((self.squares_before + self.squares) / 2.0).sqrt() {
+        if fall > ((self.squares_before + self.squares) / 2.0).sqrt() {
             1.5
         } else if fall < 0.0 {
             0.5
