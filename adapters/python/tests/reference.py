@@ -59,7 +59,8 @@ class AdaptiveReference:
     as sums over all steps so far.
     """
 
-    DECREASE, NOISY_DECREASE, DECAY, SMALLEST_VARIANCE, RAMP, WINDOW = 0.1, 3.0, 0.9, 0.03, 8, 16
+    DECREASE, NOISY_DECREASE, DECAY, RAMP, WINDOW = 0.1, 3.0, 0.9, 8, 8
+    SMALLEST_VARIANCE, LARGEST_VARIANCE = 0.03, 4.0
 
     def __init__(self, groups, averaging=0.9, tensorwise=True, loss_bound=0.0):
         """Groups are dicts of `params` and the settings of AdaptiveRFD's groups."""
@@ -81,7 +82,7 @@ class AdaptiveReference:
         for before, now in zip(windows, windows[1:]):
             noise = sum((b - a) ** 2 for window in (before, now) for a, b in zip(window, window[1:])) / 2
             fall = sum(before[1:]) - sum(now[1:])
-            verdict = 1.5 if fall > 2 * math.sqrt(noise) else 0.5 if fall < 0 else 0.8
+            verdict = 1.5 if fall > math.sqrt(noise) else 0.5 if fall < 0 else 0.8
             factor = min(max(factor * verdict, 1e-3), 1.0)
         return factor
 
@@ -95,12 +96,9 @@ class AdaptiveReference:
         squares = [self.average([float((g * g).sum()) for g in of], self.DECAY) for of in history]
         averages = [self.average(of, self.averaging) for of in history]
         mean = sum(squares) / sum(p.numel() for p in params)
-        scales = [
-            math.sqrt(mean / max(square / p.numel(), self.SMALLEST_VARIANCE * mean))
-            if self.tensorwise
-            else 1.0
-            for square, p in zip(squares, params)
-        ]
+        bounds = self.SMALLEST_VARIANCE * mean, self.LARGEST_VARIANCE * mean
+        variances = [min(max(square / p.numel(), bounds[0]), bounds[1]) for square, p in zip(squares, params)]
+        scales = [math.sqrt(mean / variance) if self.tensorwise else 1.0 for variance in variances]
         weights = [group["length_scale_factor"] ** 2 * scale for group, scale in zip(owners, scales)]
         averaged = sum(weight * float((g * g).sum()) for weight, g in zip(weights, averages))
         single = sum(weight * square for weight, square in zip(weights, squares))
