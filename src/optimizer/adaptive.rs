@@ -61,9 +61,12 @@ pub(crate) struct Trust {
     pub sum: f64,
     /// Sum of squared differences between each of its losses and the one before.
     pub squares: f64,
-    /// The same two of the window before.
+    /// What its steps were to lower the loss by, to first order.
+    pub promised: f64,
+    /// The same three of the window before.
     pub sum_before: f64,
     pub squares_before: f64,
+    pub promised_before: f64,
 }
 
 /// What a step knows of a tensor.
@@ -123,7 +126,7 @@ impl History {
             return Err(SkipReason::OutOfRange);
         }
         let beta = rule.averaging;
-        let history = History {
+        let mut history = History {
             loss: beta * self.loss + (1.0 - beta) * input.loss,
             loss_rest: self.loss_rest * beta,
             trust: self.trust.observe(input.loss),
@@ -164,6 +167,7 @@ impl History {
         if !finite.iter().all(|x| x.is_finite()) {
             return Err(SkipReason::OutOfRange);
         }
+        history.trust.promised += step_size * norm;
         let scales = (history.tensors.iter().zip(seen))
             .map(|(tensor, seen)| match seen.sums {
                 Some(_) => tensor.scale(rule.anisotropy, seen.len as f64, mean) * tensor.average_scale(beta),
@@ -233,6 +237,9 @@ impl Trust {
     /// Steps whose losses are compared with those of the steps before.
     const WINDOW: f64 = 8.0;
     const SMALLEST: f64 = 1e-3;
+    /// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the time, also in
+    /// good runs.
+    const SHARE: f64 = 0.1;
 
     fn new() -> Self {
         Self {
@@ -242,8 +249,10 @@ impl Trust {
             windows: 0.0,
             sum: 0.0,
             squares: 0.0,
+            promised: 0.0,
             sum_before: 0.0,
             squares_before: 0.0,
+            promised_before: 0.0,
         }
     }
 
@@ -268,23 +277,28 @@ impl Trust {
             windows: next.windows + 1.0,
             sum: 0.0,
             squares: 0.0,
+            promised: 0.0,
             sum_before: next.sum,
             squares_before: next.squares,
+            promised_before: next.promised,
             ..next
         }
     }
 
-    /// From two complete windows. Half a mean squared difference of successive losses is the variance of their noise, whatever
-    /// the trend; so the standard error of the fall of the sum is √((squares_before + squares)/2). A fall by more than that is
-    /// one.
+    /// From two complete windows: less than was promised beyond doubt, more than was promised, or neither. Between windows the
+    /// sum of the losses should fall by their length times what the steps of one window promised. Half a mean squared difference of
+    /// successive losses is the variance of their noise, whatever the trend; so the standard error of the fall is
+    /// √((squares_before + squares)/2).
     fn verdict(&self) -> f64 {
         let fall = self.sum_before - self.sum;
-        if fall > ((self.squares_before + self.squares) / 2.0).sqrt() {
-            1.5
-        } else if fall < 0.0 {
+        let promise = Self::SHARE * (Self::WINDOW * ((self.promised_before + self.promised) / 2.0));
+        let noise = ((self.squares_before + self.squares) / 2.0).sqrt();
+        if fall < promise - noise {
             0.5
+        } else if fall > promise {
+            1.5
         } else {
-            0.8
+            1.0
         }
     }
 }
