@@ -59,7 +59,7 @@ class AdaptiveReference:
     as sums over all steps so far.
     """
 
-    DECREASE, NOISY_DECREASE, DECAY, RAMP, WINDOW = 0.1, 3.0, 0.9, 8, 8
+    DECREASE, NOISY_DECREASE, DECAY, RAMP, WINDOW, SHARE = 0.1, 3.0, 0.9, 8, 8, 0.1
     SMALLEST_VARIANCE, LARGEST_VARIANCE = 0.03, 4.0
 
     def __init__(self, groups, averaging=0.9, tensorwise=True, loss_bound=0.0):
@@ -69,7 +69,7 @@ class AdaptiveReference:
         for group in self.groups:
             group["params"] = [p.detach().to(torch.float64).clone() for p in group["params"]]
         self.averaging, self.tensorwise, self.loss_bound = averaging, tensorwise, loss_bound
-        self.losses, self.grads = [], []
+        self.losses, self.grads, self.promised = [], [], []
 
     def average(self, values, decay):
         weights = [decay**k for k in reversed(range(len(values)))]
@@ -77,12 +77,15 @@ class AdaptiveReference:
 
     def trust(self):
         size, factor = self.WINDOW, 1.0
-        losses = [self.losses[0], *self.losses]
-        windows = [losses[k : k + size + 1] for k in range(0, len(losses) - size, size)]
+        # The first loss has none before it; a step's promise is about the loss after it.
+        differences = [0.0, *(b - a for a, b in zip(self.losses, self.losses[1:]))]
+        promised = [0.0, *self.promised]
+        windows = [slice(k, k + size) for k in range(0, len(self.losses) - size + 1, size)]
         for before, now in zip(windows, windows[1:]):
-            noise = sum((b - a) ** 2 for window in (before, now) for a, b in zip(window, window[1:])) / 2
-            fall = sum(before[1:]) - sum(now[1:])
-            verdict = 1.5 if fall > math.sqrt(noise) else 0.5 if fall < 0 else 0.8
+            fall = sum(self.losses[before]) - sum(self.losses[now])
+            promise = self.SHARE * size * sum(promised[before] + promised[now]) / 2
+            noise = math.sqrt(sum(d * d for d in differences[before] + differences[now]) / 2)
+            verdict = 0.5 if fall < promise - noise else 1.5 if fall > promise else 1.0
             factor = min(max(factor * verdict, 1e-3), 1.0)
         return factor
 
@@ -105,6 +108,7 @@ class AdaptiveReference:
         ramp = min(1.0, 2.0 ** (len(self.losses) - self.RAMP))
         rate = min(ramp * self.DECREASE / averaged, self.NOISY_DECREASE / single)
         rate *= self.trust() * (self.average(self.losses, self.averaging) - self.loss_bound)
+        self.promised.append(rate * max(group["lr"] for group in self.groups) * averaged)
         for group, p, weight, g in zip(owners, params, weights, averages):
             p.mul_(1 - rate * group["lr"] * group["weight_decay"]).sub_(g, alpha=rate * group["lr"] * weight)
         return rate
