@@ -59,7 +59,7 @@ class AdaptiveReference:
     as sums over all steps so far.
     """
 
-    DECREASE, NOISY_DECREASE, DECAY, RAMP, WINDOW, SHARE = 0.1, 3.0, 0.9, 8, 8, 0.1
+    DECREASE, NOISY_DECREASE, DECAY, RAMP, WINDOW, SHARE = 0.1, 3.0, 0.9, 8, 16, 0.1
     SMALLEST_VARIANCE, LARGEST_VARIANCE = 0.03, 4.0
 
     def __init__(self, groups, averaging=0.9, tensorwise=True, loss_bound=0.0):
