@@ -29,6 +29,9 @@ use crate::training::{DTYPE, Method, Run, Schedule, train};
 /// the adaptive method, which needs none
 #[derive(Args, Debug)]
 pub struct TrainArgs {
+    // First, as clap takes the values of the other fields out of what this one reads.
+    #[command(flatten)]
+    given: GivenFitOptions,
     /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -84,8 +87,6 @@ pub struct TrainArgs {
     /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    given: GivenFitOptions,
 }
 
 /// Fewer cannot show how the loss varies with the batch size, which auto-fit starts at 20.
