@@ -1,5 +1,6 @@
 //! One optimizer step on the CPU against the machine's own ceiling: a plain pass that reads the gradients, then one that
-//! reads gradients and parameters and writes parameters. Both move 16 bytes a parameter in f32.
+//! reads gradients and parameters and writes parameters. Both move 16 bytes a parameter in f32. Beside them steps that keep
+//! velocities: with momentum, 24 bytes, and of the adaptive method, whose norms are those of the new velocities, 28.
 //!
 //! Each result is checked against a plain f64 computation. Buffers above the last-level cache make the run cold by
 //! themselves; smaller ones are warm. `cargo bench --bench step -- 1e6` runs a part.
@@ -16,7 +17,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::{Optimizer, Options, Outcome, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 const LOSS: f64 = 2.0;
@@ -63,9 +64,20 @@ fn cut_grads<'a>(mut buffer: &'a [f32], lengths: &[usize]) -> Vec<GradRef<'a>> {
         .collect()
 }
 
-fn optimizer(lengths: &[usize], dtype: DType, options: Options) -> Optimizer {
+fn optimizer(method: impl Into<Method>, lengths: &[usize], dtype: DType, options: Options) -> Optimizer {
     let specs = lengths.iter().enumerate().map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], dtype));
-    Optimizer::new(model(), options, specs.collect()).unwrap()
+    Optimizer::new(method, options, specs.collect()).unwrap()
+}
+
+/// The steps that are timed in f32: name, bytes a parameter, method and options.
+fn kinds() -> [(&'static str, usize, Method, Options); 3] {
+    let group = Group { momentum: 0.9, ..Group::default() };
+    let momentum = Options { groups: vec![group], ..Options::default() };
+    [
+        ("rfdescent", 16, model().into(), Options::default()),
+        ("momentum", 24, model().into(), momentum),
+        ("adaptive", 28, Adaptive::default().into(), Options::default()),
+    ]
 }
 
 /// The ceiling: what any step must at least do, without order, step size or formats.
@@ -92,20 +104,55 @@ fn plain(p: &mut [f32], g: &[f32]) -> f32 {
     square
 }
 
-/// The first step from known values, in plain f64; an error would make every timing below worthless.
-fn check(lengths: &[usize], p: &mut [f32], g: &[f32]) {
+/// The first two steps from known values with the same gradients, in plain f64; an error would make every timing below
+/// worthless.
+fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method, options: &Options) {
     let before = p.to_vec();
-    let report = optimizer(lengths, DType::F32, Options::default())
-        .step(&mut cut(p, lengths), &cut_grads(g, lengths), &StepInput::new(LOSS))
-        .unwrap();
-    assert_eq!(report.outcome, Outcome::Applied);
-    let norm = g.par_iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>().sqrt();
-    assert!((report.grad_norm / norm - 1.0).abs() < 1e-10, "norm {} instead of {norm}", report.grad_norm);
-    let worst = (p.par_iter().zip(&before).zip(g))
-        .map(|((&p, &b), &g)| (f64::from(p) - (f64::from(b) - report.learning_rate * f64::from(g))).abs())
-        .reduce(|| 0.0, f64::max);
-    // parameters are below 1: half an ulp, and as much for coefficient and product
-    assert!(worst < 2f64.powi(-23), "parameters off by {worst:e}");
+    let mut squares = Vec::new();
+    let mut rest = g;
+    for &len in lengths {
+        let (head, tail) = rest.split_at(len);
+        squares.push(head.par_iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>());
+        rest = tail;
+    }
+    let total = squares.iter().sum::<f64>();
+    // Length scales of the tensors; with such gradients none is at its bounds.
+    let scales: Vec<f64> = (squares.iter().zip(lengths))
+        .map(|(square, &len)| match method {
+            Method::Published(_) => 1.0,
+            Method::Adaptive(_) => (total / g.len() as f64 / (square / len as f64)).sqrt(),
+        })
+        .collect();
+    let sigma_square = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>();
+
+    let mut optimizer = optimizer(method.clone(), lengths, DType::F32, options.clone());
+    let (mut rate, mut velocity) = (0.0, 0.0);
+    for _ in 0..2 {
+        let report =
+            optimizer.step(&mut cut(p, lengths), &cut_grads(g, lengths), &StepInput::new(LOSS)).unwrap();
+        assert_eq!(report.outcome, Outcome::Applied);
+        // The adaptive method's second norm is that of velocities, which are f32.
+        for (norm, square, bound) in
+            [(report.grad_norm, total, 1e-10), (report.sigma_norm, sigma_square, 2f64.powi(-23))]
+        {
+            let expected = square.sqrt();
+            assert!((norm / expected - 1.0).abs() < bound, "norm {norm} instead of {expected}");
+        }
+        velocity = options.groups[0].momentum * velocity + 1.0;
+        // The average of equal gradients is any of them.
+        rate += report.learning_rate * if optimizer.model().is_some() { velocity } else { 1.0 };
+    }
+    let (mut worst, mut start) = (0.0, 0);
+    for (&len, scale) in lengths.iter().zip(&scales) {
+        let tensor = start..start + len;
+        start = tensor.end;
+        let change = rate * scale;
+        worst = (p[tensor.clone()].par_iter().zip(&before[tensor.clone()]).zip(&g[tensor]))
+            .map(|((&p, &b), &g)| (f64::from(p) - (f64::from(b) - change * f64::from(g))).abs())
+            .reduce(|| worst, f64::max);
+    }
+    // Parameters are below 1: in each step half an ulp, and as much for coefficient, velocity and product.
+    assert!(worst < 2f64.powi(-22), "parameters off by {worst:e}");
 }
 
 fn lists() -> Vec<(String, Vec<usize>)> {
@@ -121,18 +168,21 @@ fn f32_steps(c: &mut Criterion) {
     for (name, lengths) in lists() {
         let total: usize = lengths.iter().sum();
         let (mut p, g) = (values(total, 1), values(total, 2));
-        check(&lengths, &mut p, &g);
         let mut group = c.benchmark_group(format!("f32/{name}"));
         group.throughput(Throughput::Bytes(16 * total as u64)).sample_size(20);
         group.bench_function("plain loop", |b| b.iter(|| black_box(plain(&mut p, &g))));
-        let mut optimizer = optimizer(&lengths, DType::F32, Options::default());
-        group.bench_function("rfdescent", |b| {
-            b.iter(|| {
-                optimizer
-                    .step(&mut cut(&mut p, &lengths), &cut_grads(&g, &lengths), &StepInput::new(LOSS))
-                    .unwrap()
-            })
-        });
+        for (name, bytes, method, options) in kinds() {
+            check(&lengths, &mut p, &g, &method, &options);
+            let mut optimizer = optimizer(method, &lengths, DType::F32, options);
+            group.throughput(Throughput::Bytes((bytes * total) as u64));
+            group.bench_function(name, |b| {
+                b.iter(|| {
+                    optimizer
+                        .step(&mut cut(&mut p, &lengths), &cut_grads(&g, &lengths), &StepInput::new(LOSS))
+                        .unwrap()
+                })
+            });
+        }
         group.finish();
     }
 }
@@ -151,7 +201,7 @@ fn half_steps(c: &mut Criterion) {
     ];
     for (name, bytes, options) in cases {
         group.throughput(Throughput::Bytes(bytes * total as u64)).sample_size(20);
-        let mut optimizer = optimizer(&[total], DType::BF16, options);
+        let mut optimizer = optimizer(model(), &[total], DType::BF16, options);
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter(|| {
                 let report = optimizer

@@ -45,12 +45,20 @@ fn the_benchmark_counts_bytes_and_checks_the_step() {
         // GB/s and µs are two forms of one time; three roundings.
         let gigabytes = f64::from(bytes) * 100_003.0 / number("step_us") * 1e-3;
         assert!((number("gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
+        // The average of gradients is f32: read twice, written once.
+        assert_eq!(report["adaptive_bytes_per_parameter"], bytes + 12);
+        let gigabytes = f64::from(bytes + 12) * 100_003.0 / number("adaptive_step_us") * 1e-3;
+        assert!((number("adaptive_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
         assert!(number("plain_loop_us") > 0.0 && number("time_over_plain_loop") > 0.0);
         // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
         assert!(number("largest_error") > 0.0 && number("largest_error") < 4.0 * 0.5f64.powi(rounding));
     }
     let text = rfdescent(&["bench", "--parameters", "5", "--tensors", "5"]).assert().success();
-    text.stdout(predicate::str::contains("16 a parameter").and(predicate::str::contains("plain loop")));
+    text.stdout(
+        predicate::str::contains("16 a parameter")
+            .and(predicate::str::contains("plain loop"))
+            .and(predicate::str::contains("adaptive step")),
+    );
 }
 
 #[test]

@@ -71,14 +71,76 @@ fn a_small_run_ends_well_and_writes_its_files() {
     assert!(names.iter().all(|name| !name.contains("tmp") && !name.starts_with('.')), "{names:?}");
 }
 
+/// [`SMALL`] without what belongs to the fit.
+const WITHOUT_FIT: &[&str] = SMALL.split_at(8).0;
+
+#[test]
+fn the_adaptive_method_trains_without_a_fit_and_leaves_no_model_of_an_earlier_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("run");
+    let path = output.to_str().unwrap();
+    train(&SMALL).args(["--output", path]).assert().success();
+    assert!(output.join("model.json").exists());
+    let printed = train(WITHOUT_FIT)
+        .args(["--method", "adaptive", "--compare", "--output", path, "--overwrite"])
+        .assert()
+        .success()
+        .stderr("");
+    let text = String::from_utf8(printed.get_output().stdout.clone()).unwrap();
+    for part in ["Training with the adaptive method", "Best SGD", "; adaptive: ", "nor fitted"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!text.contains("uto-fit") && !text.contains("RFD"), "{text}");
+
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap();
+    assert_eq!((&report["method"], &report["complete"]), (&"adaptive".into(), &true.into()));
+    assert!(report["seeds"][0]["fit"].is_null());
+    assert_eq!(report["seeds"][0]["methods"].as_array().unwrap().len(), 7);
+    assert_eq!(report["summary"][0]["method"], "adaptive");
+    let mut steps = csv::Reader::from_path(output.join("run.csv")).unwrap();
+    let rows: Vec<csv::StringRecord> = steps.records().map(Result::unwrap).collect();
+    assert_eq!(rows.len(), 6);
+    // No Θ; a gradient norm, a step size and a learning rate.
+    assert!(rows.iter().all(|row| row[4].is_empty()));
+    assert!(rows.iter().all(|row| [3, 5, 6].iter().all(|&k| row[k].parse::<f64>().unwrap() > 0.0)));
+    assert!(!output.join("model.json").exists());
+    assert!(output.join("parameters.safetensors").exists());
+    assert!(output.join("samples.csv").exists(), "samples outlive every run");
+}
+
+#[test]
+fn options_of_the_fit_are_refused_by_name_without_a_fit() {
+    let method = ["--method", "adaptive"];
+    for option in [
+        &["--covariance", "squared_exponential"][..],
+        &["--stochastic"],
+        &["--samples", "samples.csv"],
+        // Its default, too: it was asked for.
+        &["--tolerance", "0.3"],
+        &["--max-samples", "1000"],
+    ] {
+        refuses(&[&method[..], option].concat(), 2, &[option[0], "--method adaptive", "leave it out"]);
+    }
+    refuses(&["--method", "adam"], 2, &["--method", "rfd, adaptive"]);
+}
+
 #[test]
 fn json_is_one_document_the_same_each_time_and_nothing_else() {
+    for method in [&SMALL[..], &[WITHOUT_FIT, &["--method", "adaptive"]].concat()] {
+        one_document_the_same_each_time(method);
+    }
+}
+
+fn one_document_the_same_each_time(arguments: &[&str]) {
     let once = || {
-        let output = train(&SMALL).args(["--json", "--seeds", "2"]).output().unwrap();
+        let output = train(arguments).args(["--json", "--seeds", "2"]).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty());
         let mut report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         for seed in report["seeds"].as_array_mut().unwrap() {
-            seed["fit"]["seconds"].take();
+            if let Some(fit) = seed["fit"].as_object_mut() {
+                fit.remove("seconds");
+            }
             seed["methods"][0]["epochs"][0]["seconds"].take();
         }
         report

@@ -47,7 +47,8 @@ fn overhead(criterion: &mut Criterion) {
         let model = model(Family::SquaredExponential);
         let mut bare = Optimizer::new(model.clone(), options(), specs.collect()).unwrap();
         let mut rfd: Rfd =
-            candle_nn::Optimizer::new(vars.clone(), Config { model, options: options() }).unwrap();
+            candle_nn::Optimizer::new(vars.clone(), Config { method: model.into(), options: options() })
+                .unwrap();
         let grads = store(vars.iter().zip(&gradients).map(|(var, list)| (var, tensor(list, var.dims()))));
         let loss = scalar(2.0);
 

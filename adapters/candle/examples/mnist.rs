@@ -1,5 +1,6 @@
 //! Trains a network on MNIST with nothing tuned: `cargo run --release -p rfdescent-candle --example mnist -- --data DIR`,
-//! DIR with the four IDX files, gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3.
+//! DIR with the four IDX files, gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3;
+//! `--method adaptive` takes the method that needs no fit.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,7 +16,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rfdescent_candle::rfdescent::covariance::{Family, Model};
 use rfdescent_candle::rfdescent::estimation::AutoFit;
-use rfdescent_candle::{Config, NetworkSampler, Rfd, SeededVars};
+use rfdescent_candle::rfdescent::optimizer::Options;
+use rfdescent_candle::{Adaptive, Config, NetworkSampler, Rfd, SeededVars};
 
 const SIDE: usize = 28;
 const PIXELS: usize = SIDE * SIDE;
@@ -33,7 +35,29 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     };
     println!("{} training and {} test images", train.len(), test.len());
 
-    // Estimate the covariance from losses and gradients at random initialisations: this replaces tuning.
+    let method = if arguments.adaptive { Adaptive::default().into() } else { fit(&train)?.into() };
+
+    // Train.
+    let vars = SeededVars::new(ChaCha8Rng::seed_from_u64(0));
+    let network = Network::new(vars.builder(DType::F32, &Device::Cpu))?;
+    let config = Config { method, options: Options::default() };
+    let mut optimizer = Rfd::for_parameters(vars.parameters(), config)?;
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut order: Vec<u32> = (0..train.len() as u32).collect();
+    for epoch in 1..=arguments.epochs {
+        order.shuffle(&mut rng);
+        for chosen in order.chunks_exact(BATCH) {
+            let loss = network.training_loss(&train.batch(chosen)?)?;
+            optimizer.backward_step(&loss)?;
+        }
+        let (loss, accuracy) = network.evaluate(&test)?;
+        println!("epoch {epoch}: test loss {loss:.4}, accuracy {:.2} %", 100.0 * accuracy);
+    }
+    Ok(())
+}
+
+/// Estimates the covariance from losses and gradients at random initialisations: this replaces tuning.
+fn fit(train: &Images) -> std::result::Result<Model, Box<dyn Error>> {
     let auto_fit = AutoFit { max_batch_size: Some(MAX_SAMPLE.min(train.len() as u64)), ..AutoFit::default() };
     let batch = |size: usize, rng: &mut ChaCha8Rng| {
         let chosen: Vec<u32> = (0..size).map(|_| rng.random_range(0..train.len() as u32)).collect();
@@ -50,23 +74,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
     let model = Model::new(Family::SquaredExponential, fitted.moments())?;
     println!("fitted from {} images: largest step {:.3}", fitted.fit.samples, model.plateau_step_size());
-
-    // Train.
-    let vars = SeededVars::new(ChaCha8Rng::seed_from_u64(0));
-    let network = Network::new(vars.builder(DType::F32, &Device::Cpu))?;
-    let mut optimizer = Rfd::for_parameters(vars.parameters(), Config::new(model))?;
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut order: Vec<u32> = (0..train.len() as u32).collect();
-    for epoch in 1..=arguments.epochs {
-        order.shuffle(&mut rng);
-        for chosen in order.chunks_exact(BATCH) {
-            let loss = network.training_loss(&train.batch(chosen)?)?;
-            optimizer.backward_step(&loss)?;
-        }
-        let (loss, accuracy) = network.evaluate(&test)?;
-        println!("epoch {epoch}: test loss {loss:.4}, accuracy {:.2} %", 100.0 * accuracy);
-    }
-    Ok(())
+    Ok(model)
 }
 
 /// Linear layers, each with batch normalisation, the last one's output included: RFD as published needs that.
@@ -180,11 +188,12 @@ fn idx(folder: &Path, name: &str, header: usize) -> std::result::Result<Vec<u8>,
 struct Arguments {
     data: Option<PathBuf>,
     epochs: usize,
+    adaptive: bool,
 }
 
 impl Arguments {
     fn parse() -> std::result::Result<Self, Box<dyn Error>> {
-        let mut parsed = Arguments { data: None, epochs: 3 };
+        let mut parsed = Arguments { data: None, epochs: 3, adaptive: false };
         let mut arguments = std::env::args().skip(1);
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
@@ -193,7 +202,17 @@ impl Arguments {
                 "--epochs" => {
                     parsed.epochs = value.parse().map_err(|error| format!("--epochs {value}: {error}"))?
                 }
-                _ => return Err(format!("unknown option {name}; there are --data DIR and --epochs N").into()),
+                "--method" => {
+                    parsed.adaptive = match value.as_str() {
+                        "adaptive" => true,
+                        "rfd" => false,
+                        _ => return Err(format!("--method {value}: there are rfd and adaptive").into()),
+                    }
+                }
+                _ => {
+                    let known = "--data DIR, --epochs N and --method rfd|adaptive";
+                    return Err(format!("unknown option {name}; there are {known}").into());
+                }
             }
         }
         Ok(parsed)

@@ -12,9 +12,10 @@ use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, DeviceLocation, InplaceOp1, Layout, Result, Storage, Tensor,
 };
 use rfdescent::DType;
-use rfdescent::covariance::Model;
 use rfdescent::device::Stream;
-use rfdescent::optimizer::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, TensorSpec};
+use rfdescent::optimizer::{
+    DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Method, Options, TensorSpec,
+};
 
 use crate::error::{self, wrap};
 use crate::host::host_loss;
@@ -33,13 +34,18 @@ pub(crate) struct Cuda {
 type Operand<'a> = (&'a CudaStorage, &'a Layout);
 
 impl Cuda {
-    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>, device: &CudaDevice) -> Result<Self> {
+    pub fn new(
+        method: Method,
+        options: Options,
+        specs: Vec<TensorSpec>,
+        device: &CudaDevice,
+    ) -> Result<Self> {
         use candle_core::backend::BackendDevice;
         let DeviceLocation::Cuda { gpu_id } = device.location() else {
             unreachable!("a CUDA device says that it is one")
         };
         let on = rfdescent::cuda::device(gpu_id).map_err(wrap)?;
-        let optimizer = DeviceOptimizer::new(model, options, specs, &on).map_err(wrap)?;
+        let optimizer = DeviceOptimizer::new(method, options, specs, &on).map_err(wrap)?;
         Ok(Self { optimizer, device: device.clone() })
     }
 

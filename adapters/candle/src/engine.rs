@@ -4,8 +4,7 @@ use std::path::Path;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor};
-use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Group, Optimizer, Options, StepReport, TensorSpec};
+use rfdescent::optimizer::{Group, Method, Optimizer, Options, StepReport, TensorSpec};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::Cuda;
@@ -32,14 +31,14 @@ macro_rules! either {
 }
 
 impl Engine {
-    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>, device: &Device) -> Result<Self> {
+    pub fn new(method: Method, options: Options, specs: Vec<TensorSpec>, device: &Device) -> Result<Self> {
         match device {
             Device::Cpu => {
-                let optimizer = Optimizer::new(model, options, specs).map_err(wrap)?;
+                let optimizer = Optimizer::new(method, options, specs).map_err(wrap)?;
                 Ok(Engine::Host(Box::new(Host { optimizer, report: None })))
             }
             #[cfg(feature = "cuda")]
-            Device::Cuda(device) => Ok(Engine::Cuda(Box::new(Cuda::new(model, options, specs, device)?))),
+            Device::Cuda(device) => Ok(Engine::Cuda(Box::new(Cuda::new(method, options, specs, device)?))),
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => {
                 Err(unusable(&specs, "CUDA", "build rfdescent-candle with its feature `cuda`"))
@@ -76,11 +75,11 @@ impl Engine {
         }
     }
 
-    pub fn model(&self) -> Option<&Model> {
+    pub fn method(&self) -> &Method {
         match self {
-            Engine::Host(host) => host.optimizer.model(),
+            Engine::Host(host) => host.optimizer.method(),
             #[cfg(feature = "cuda")]
-            Engine::Cuda(cuda) => cuda.optimizer.model(),
+            Engine::Cuda(cuda) => cuda.optimizer.method(),
         }
     }
 

@@ -5,8 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
-use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Options, StepInput, StepReport, TensorSpec};
+use rfdescent::optimizer::{Method, Options, StepInput, StepReport, TensorSpec};
 
 use crate::engine::Engine;
 use crate::error;
@@ -44,17 +43,18 @@ pub struct StepOp {
 }
 
 impl StepOp {
-    /// Steps for tensors of this shape, format and device; velocities and the like belong to the operation.
+    /// Steps for tensors of this shape, format and device, by a fitted [`Model`](rfdescent::covariance::Model) or
+    /// [`Adaptive`](crate::Adaptive); velocities and the like belong to the operation.
     ///
     /// # Errors
     /// Names the tensor when its format or device has no steps; names an option outside its domain.
-    pub fn new(name: &str, tensor: &Tensor, model: Model, options: Options) -> Result<Self> {
+    pub fn new(name: &str, tensor: &Tensor, method: impl Into<Method>, options: Options) -> Result<Self> {
         let Some(format) = format(tensor.dtype()) else {
             let problem = format!("is {}; make it f32, f64, f16 or bf16", tensor.dtype().as_str());
             return Err(error::tensor(name, problem));
         };
         let spec = TensorSpec::new(name, tensor.dims(), format);
-        let engine = Engine::new(model, options, vec![spec.clone()], tensor.device())?;
+        let engine = Engine::new(method.into(), options, vec![spec.clone()], tensor.device())?;
         Ok(Self { spec, engine: Mutex::new(engine) })
     }
 

@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Group, Options, StepReport};
+use rfdescent::optimizer::{Group, Method, Options, StepReport};
 
 use crate::engine::Engine;
 use crate::error::wrap;
@@ -16,16 +16,16 @@ use crate::variables::Variables;
 /// What an optimizer is made of beside variables.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The fitted covariance model of the network on its data.
-    pub model: Model,
-    /// Options; the defaults are RFD as published.
+    /// How steps are chosen: from the fitted covariance model of the network on its data, or [`Adaptive`](crate::Adaptive).
+    pub method: Method,
+    /// Options; the defaults are those of the method as it is described.
     pub options: Options,
 }
 
 impl Config {
-    /// A model with the default options.
-    pub fn new(model: Model) -> Self {
-        Self { model, options: Options::default() }
+    /// A fitted [`Model`] or [`Adaptive`](crate::Adaptive), with the default options.
+    pub fn new(method: impl Into<Method>) -> Self {
+        Self { method: method.into(), options: Options::default() }
     }
 
     /// For a model with a length scale for each tensor: configuration and variables with a group for each variable, see
@@ -37,9 +37,10 @@ impl Config {
     pub fn per_tensor(self, parameters: Vec<Parameter>) -> Result<(Config, Vec<Parameter>)> {
         let parameters = floats(parameters);
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
-        let (options, specs) = self.options.per_tensor(specs, self.model.tensors()).map_err(wrap)?;
+        let tensors = self.method.model().map_or(&[][..], Model::tensors);
+        let (options, specs) = self.options.per_tensor(specs, tensors).map_err(wrap)?;
         let parameters = parameters.into_iter().zip(specs).map(|(it, spec)| it.in_group(spec.group));
-        Ok((Config { model: self.model, options }, parameters.collect()))
+        Ok((Config { method: self.method, options }, parameters.collect()))
     }
 }
 
@@ -101,7 +102,7 @@ impl Rfd {
         let parameters = &variables.parameters;
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
         let device = parameters.first().map_or(&Device::Cpu, |parameter| parameter.var.device());
-        let engine = Engine::new(config.model, config.options, specs, device)?;
+        let engine = Engine::new(config.method, config.options, specs, device)?;
         Ok(Self { variables, engine, refused: None })
     }
 
@@ -141,9 +142,14 @@ impl Rfd {
         &self.variables.parameters
     }
 
+    /// How steps are chosen.
+    pub fn method(&self) -> &Method {
+        self.engine.method()
+    }
+
     /// The fitted covariance model; `None` with the adaptive method.
     pub fn model(&self) -> Option<&Model> {
-        self.engine.model()
+        self.method().model()
     }
 
     /// The options in force.

@@ -8,7 +8,7 @@ use common::library::model;
 use common::{scalar, store};
 use rfdescent_candle::rfdescent::covariance::Family;
 use rfdescent_candle::rfdescent::optimizer::{Group, Options, Outcome, SkipReason};
-use rfdescent_candle::{Config, Parameter, Rfd, parameters};
+use rfdescent_candle::{Adaptive, Config, Parameter, Rfd, parameters};
 
 fn config() -> Config {
     Config::new(model(Family::SquaredExponential))
@@ -226,4 +226,30 @@ fn a_saved_state_goes_on_with_the_same_bits() {
     let mut other = Rfd::for_parameters(vec![Parameter::new("other", var(&[1.0; 3]))], config()).unwrap();
     refused(other.load_state(&path), &["`var 0`", "`other`"]);
     refused(other.load_state(folder.path().join("nowhere")), &["nowhere"]);
+}
+
+#[test]
+fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
+    let adaptive = Adaptive { averaging: 0.8, ..Adaptive::default() };
+    let rfd = Rfd::new(vec![var(&[1.0, 2.0])], Config::new(adaptive)).unwrap();
+    assert!(rfd.model().is_none());
+    assert_eq!(rfd.options().groups[0].momentum, 0.8);
+
+    let of_the_model = Options { inv_batch_size: 0.1, ..Options::default() };
+    let config = Config { options: of_the_model, ..Config::new(adaptive) };
+    refused(Rfd::new(vec![var(&[1.0])], config), &["inv_batch_size", "adaptive"]);
+    let outside = Adaptive { averaging: 1.0, ..adaptive };
+    refused(Rfd::new(vec![var(&[1.0])], Config::new(outside)), &["averaging", "[0, 1)"]);
+}
+
+#[test]
+fn a_loss_below_the_bound_of_the_adaptive_method_skips_the_step() {
+    let weight = var(&[1.0, 2.0]);
+    let mut rfd = Rfd::new(vec![weight.clone()], Config::new(Adaptive::default())).unwrap();
+    let grads = store([(&weight, ones(&weight))]);
+    rfd.step_with_loss(&grads, &scalar(-0.5)).unwrap();
+    assert_eq!(rfd.report().unwrap().unwrap().outcome, Outcome::Skipped(SkipReason::LossBelowBound));
+    assert_eq!(values(&weight), [1.0, 2.0]);
+    rfd.step_with_loss(&grads, &scalar(0.5)).unwrap();
+    assert!(values(&weight)[0] < 1.0);
 }

@@ -7,9 +7,9 @@ use common::library::{DTYPES, Owned, bits, model, moments, params, uniform};
 use common::{owned, scalar, store, tensor, var};
 use proptest::prelude::*;
 use rfdescent_candle::rfdescent::covariance::{Family, StepRule};
-use rfdescent_candle::rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent_candle::rfdescent::optimizer::{Group, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent_candle::rfdescent::{DType, GradRef};
-use rfdescent_candle::{Config, Parameter, Rfd};
+use rfdescent_candle::{Adaptive, Anisotropy, Config, Parameter, Rfd};
 
 /// How a gradient lies in memory.
 #[derive(Clone, Copy, Debug)]
@@ -120,17 +120,35 @@ fn options() -> impl Strategy<Value = Options> {
     )
 }
 
+fn adaptive() -> impl Strategy<Value = Adaptive> {
+    let averaging = prop_oneof![Just(0.0), 0.1..0.95];
+    (averaging, any::<bool>()).prop_map(|(averaging, isotropic)| {
+        let anisotropy = if isotropic { Anisotropy::Isotropic } else { Anisotropy::Tensorwise };
+        Adaptive { anisotropy, averaging, loss_bound: 0.0 }
+    })
+}
+
+/// A method with the options that it allows.
+fn method() -> impl Strategy<Value = (Method, Options)> {
+    let published = options().prop_map(|options| (model(Family::SquaredExponential).into(), options));
+    let adaptive = (adaptive(), options()).prop_map(|(adaptive, mut options)| {
+        options.inv_batch_size = 0.0;
+        options.groups.iter_mut().for_each(|group| group.momentum = 0.0);
+        (adaptive.into(), options)
+    });
+    prop_oneof![published, adaptive]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
 
     #[test]
     fn steps_have_the_bits_of_the_library(
         cases in proptest::collection::vec(case(), 0..6),
-        options in options(),
-        // Below and above the mean, and one that is not finite: that step is skipped by both.
+        (method, options) in method(),
+        // Below and above the mean and the adaptive method's bound, and one that is not finite: that step is skipped by both.
         losses in proptest::collection::vec(prop_oneof![6 => -1.0..4.0, 1 => Just(f64::NAN)], 1..4),
     ) {
-        let model = model(Family::SquaredExponential);
         let mut values: Vec<Owned> =
             cases.iter().map(|case| Owned::from_f64(case.dtype, &uniform(case.seed, case.len()))).collect();
         let parameters: Vec<Parameter> = cases
@@ -142,8 +160,8 @@ proptest! {
         let specs = cases.iter().enumerate().map(|(k, case)| {
             TensorSpec::new(k.to_string(), &case.shape, case.dtype).in_group(case.group)
         });
-        let mut reference = Optimizer::new(model.clone(), options.clone(), specs.collect()).unwrap();
-        let mut rfd = Rfd::for_parameters(parameters.clone(), Config { model, options }).unwrap();
+        let mut reference = Optimizer::new(method.clone(), options.clone(), specs.collect()).unwrap();
+        let mut rfd = Rfd::for_parameters(parameters.clone(), Config { method, options }).unwrap();
 
         for (step, &loss) in losses.iter().enumerate() {
             let gradients: Vec<_> = cases

@@ -1,8 +1,7 @@
 //! Steps on borrowed buffers.
 
 use cust::stream::Stream;
-use rfdescent::covariance::Model;
-use rfdescent::optimizer::{DeviceOptimizer, DeviceTensor, Options, StepReport, TensorSpec};
+use rfdescent::optimizer::{DeviceOptimizer, DeviceTensor, Method, Options, StepReport, TensorSpec};
 use rfdescent::{Error, Result};
 
 use crate::context::{device, stream as raw_stream};
@@ -16,12 +15,13 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer on the device of the current context.
+    /// An optimizer on the device of the current context; the method is a fitted [`Model`](rfdescent::covariance::Model) or
+    /// [`Adaptive`](rfdescent::optimizer::Adaptive).
     ///
     /// # Errors
     /// As [`device`] and [`DeviceOptimizer::new`].
-    pub fn new(model: Model, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
-        Ok(DeviceOptimizer::new(model, options, specs, &device()?)?.into())
+    pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
+        Ok(DeviceOptimizer::new(method, options, specs, &device()?)?.into())
     }
 
     /// Queues one step on the stream. Nothing waits, so that it can be captured in a graph like a step of the library.

@@ -3,6 +3,7 @@
 //! 1. [`NetworkSampler`] draws losses and gradient norms of a network at random initialisations;
 //!    [`AutoFit`](rfdescent::estimation::AutoFit) fits the covariance model to them.
 //! 2. [`Rfd`] makes an [`Optimizer`] of the model and the variables of a store, in the manner of tch's `nn::Sgd`.
+//!    With [`Adaptive`] in place of the model it needs no samples.
 //! 3. [`Optimizer::backward_step`] trains.
 //!
 //! Parameters are changed in place, on the CPU and on CUDA devices. A CUDA step is queued on libtorch's current stream and
@@ -24,6 +25,7 @@ pub use error::{Error, Result};
 pub use input::StepTensors;
 pub use optimizer::Optimizer;
 pub use rfd::Rfd;
+pub use rfdescent::optimizer::{Adaptive, Anisotropy};
 
 /// The README's examples, compiled and run with the documentation's.
 #[cfg(doctest)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Group, Options, StepReport};
+use rfdescent::optimizer::{Group, Method, Options, StepReport};
 use tch::nn::{self, VarStore, Variables};
 use tch::{Device, Tensor};
 
@@ -161,7 +161,7 @@ impl Optimizer {
     /// Sets the momentum of all groups.
     ///
     /// # Errors
-    /// [`Error::Rfd`] for a number outside [0, 1).
+    /// [`Error::Rfd`] for a number outside [0, 1), or other than 0 with the adaptive method, which averages gradients itself.
     pub fn set_momentum(&mut self, momentum: f64) -> Result<()> {
         self.change_groups(|group| group.momentum = momentum)
     }
@@ -169,7 +169,7 @@ impl Optimizer {
     /// Sets the momentum of one group.
     ///
     /// # Errors
-    /// [`Error::Rfd`] for a number outside [0, 1), or a group that does not exist.
+    /// As [`Optimizer::set_momentum`], or for a group that does not exist.
     pub fn set_momentum_group(&mut self, group: usize, momentum: f64) -> Result<()> {
         self.change_group(group, |group| group.momentum = momentum)
     }
@@ -214,12 +214,17 @@ impl Optimizer {
         }
     }
 
+    /// How steps are chosen.
+    pub fn method(&self) -> &Method {
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.optimizer.method(),
+            Backend::Cuda(cuda) => cuda.optimizer.method(),
+        }
+    }
+
     /// The fitted covariance model; `None` with the adaptive method.
     pub fn model(&self) -> Option<&Model> {
-        match &self.backend {
-            Backend::Cpu(cpu) => cpu.optimizer.model(),
-            Backend::Cuda(cuda) => cuda.optimizer.model(),
-        }
+        self.method().model()
     }
 
     /// The variables that steps change, in the order of the store.

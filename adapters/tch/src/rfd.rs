@@ -1,7 +1,6 @@
 //! The configuration that an optimizer is built from.
 
-use rfdescent::covariance::Model;
-use rfdescent::optimizer::{self, DeviceOptimizer, Group, Options, TensorSpec};
+use rfdescent::optimizer::{self, DeviceOptimizer, Group, Method, Options, TensorSpec};
 use tch::Device;
 use tch::nn::{self, OptimizerConfig, VarStore};
 
@@ -12,7 +11,7 @@ use crate::optimizer::{Backend, Optimizer};
 use crate::overlap::check_apart;
 use crate::parameter::{Parameter, trainable};
 
-/// Random Function Descent with a fitted model, to be built for a store: what tch's `nn::Sgd` is to its optimizer.
+/// Random Function Descent, to be built for a store: what tch's `nn::Sgd` is to its optimizer.
 ///
 /// The groups of the options are those of the store: a variable made under `path.set_group(k)` has the settings
 /// `options.groups[k]`. [`Rfd::group`] adds groups by name.
@@ -33,15 +32,16 @@ use crate::parameter::{Parameter, trainable};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Rfd {
-    model: Model,
+    method: Method,
     options: Options,
     prefixes: Vec<(String, Group)>,
 }
 
 impl Rfd {
-    /// RFD as published, with a fitted model.
-    pub fn new(model: Model) -> Self {
-        Self { model, options: Options::default(), prefixes: Vec::new() }
+    /// With a fitted [`Model`](rfdescent::covariance::Model) RFD as published; or [`Adaptive`](crate::Adaptive), which needs no
+    /// fit.
+    pub fn new(method: impl Into<Method>) -> Self {
+        Self { method: method.into(), options: Options::default(), prefixes: Vec::new() }
     }
 
     /// The same with other options.
@@ -64,7 +64,7 @@ impl Rfd {
     /// change in place (sparse, not of a floating-point kind, not dense in memory, on another device than the first, sharing
     /// memory with another), each with the remedy; or it says why the CUDA device can't be used.
     pub fn build(self, store: &VarStore) -> Result<Optimizer> {
-        let Self { model, mut options, prefixes } = self;
+        let Self { method, mut options, prefixes } = self;
         let first_named = options.groups.len();
         options.groups.extend(prefixes.iter().map(|(_, group)| *group));
         let (parameters, store_groups): (Vec<Parameter>, Vec<usize>) = trainable(store)?.into_iter().unzip();
@@ -90,7 +90,7 @@ impl Rfd {
                 "takes no trainable variable of the store; give the name of a variable or of a path above it";
             return Err(Error::invalid("group", &prefixes[k].0, expected));
         }
-        let backend = backend(model, options, specs, device)?;
+        let backend = backend(method, options, specs, device)?;
         // Only libtorch's own optimizers can make gradients undefined again, so that a parameter without a part in the next
         // loss is left alone; this one does nothing else.
         let gradients = nn::Sgd::default().build(store, 0.0)?;
@@ -128,12 +128,12 @@ fn longest_prefix(prefixes: &[(String, Group)], name: &str) -> Option<usize> {
         .map(|(k, _)| k)
 }
 
-fn backend(model: Model, options: Options, specs: Vec<TensorSpec>, device: Device) -> Result<Backend> {
+fn backend(method: Method, options: Options, specs: Vec<TensorSpec>, device: Device) -> Result<Backend> {
     let Device::Cuda(ordinal) = device else {
-        let optimizer = optimizer::Optimizer::new(model, options, specs)?;
+        let optimizer = optimizer::Optimizer::new(method, options, specs)?;
         return Ok(Backend::Cpu(Box::new(Cpu::new(optimizer))));
     };
     let device = rfdescent::cuda::device(ordinal)?;
-    let optimizer = DeviceOptimizer::new(model, options, specs, &device)?;
+    let optimizer = DeviceOptimizer::new(method, options, specs, &device)?;
     Ok(Backend::Cuda(Box::new(Cuda::new(optimizer, ordinal))))
 }

@@ -5,9 +5,9 @@ mod support;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use rfdescent::covariance::StepRule;
-use rfdescent::optimizer::{self, Group, Options, Outcome, StepInput, TensorSpec};
+use rfdescent::optimizer::{self, Group, Method, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, ParamMut};
-use rfdescent_tch::{Rfd, StepTensors};
+use rfdescent_tch::{Adaptive, Anisotropy, Rfd, StepTensors};
 use tch::{Kind, Tensor};
 
 use support::{model, plant_gradient, store};
@@ -221,13 +221,26 @@ fn options() -> impl Strategy<Value = Options> {
         )
 }
 
+/// A method with the options that it allows.
+fn method() -> impl Strategy<Value = (Method, Options)> {
+    let published = options().prop_map(|options| (model().into(), options));
+    let averaging = prop_oneof![Just(0.0), Just(0.9)];
+    let adaptive = (options(), averaging, any::<bool>()).prop_map(|(mut options, averaging, isotropic)| {
+        options.inv_batch_size = 0.0;
+        options.groups.iter_mut().for_each(|group| group.momentum = 0.0);
+        let anisotropy = if isotropic { Anisotropy::Isotropic } else { Anisotropy::Tensorwise };
+        (Adaptive { anisotropy, averaging, loss_bound: 0.0 }.into(), options)
+    });
+    prop_oneof![published, adaptive]
+}
+
 /// Some numbers of order 1 that depend on all of the arguments.
 fn values(len: usize, salt: usize) -> Vec<f64> {
     (0..len).map(|i| ((i * 7919 + salt * 104_729) % 2003) as f64 / 1000.0 - 1.0).collect()
 }
 
 /// Three steps of both, each followed by a comparison; after the second they exchange their states.
-fn compare(cases: &[Case], options: &Options, losses: [f64; 3], scale: Option<f64>) {
+fn compare(cases: &[Case], method: &Method, options: &Options, losses: [f64; 3], scale: Option<f64>) {
     let store = store();
     let specs: Vec<TensorSpec> = (cases.iter().enumerate())
         .map(|(k, case)| TensorSpec::new(format!("layer.{k}"), &case.shape, case.dtype).in_group(case.group))
@@ -244,8 +257,8 @@ fn compare(cases: &[Case], options: &Options, losses: [f64; 3], scale: Option<f6
         let prefix = Numbers::read(&memory.narrow(0, 0, case.offset as i64));
         memories.push((path.add(&k.to_string(), view.detach(), true), memory, prefix));
     }
-    let mut ours = Rfd::new(model()).options(options.clone()).build(&store).unwrap();
-    let mut theirs = optimizer::Optimizer::new(model(), options.clone(), specs).unwrap();
+    let mut ours = Rfd::new(method.clone()).options(options.clone()).build(&store).unwrap();
+    let mut theirs = optimizer::Optimizer::new(method.clone(), options.clone(), specs).unwrap();
     let grad_scale = scale.map(Tensor::from);
     for (step, loss) in losses.into_iter().enumerate() {
         ours.zero_grad().unwrap();
@@ -292,11 +305,11 @@ fn compare(cases: &[Case], options: &Options, losses: [f64; 3], scale: Option<f6
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn steps_have_the_bits_of_the_library(
-        options in options(),
+        (method, options) in method(),
         cases in prop::collection::vec(case(2), 1..6),
         losses in [1.0_f64..4.0, 1.0..4.0, 1.0..4.0],
         scale in prop::option::of(Just(1024.0)),
@@ -304,6 +317,6 @@ proptest! {
         let groups = options.groups.len();
         let cases: Vec<Case> =
             cases.into_iter().map(|case| Case { group: case.group % groups, ..case }).collect();
-        compare(&cases, &options, losses, scale);
+        compare(&cases, &method, &options, losses, scale);
     }
 }

@@ -5,7 +5,7 @@ mod support;
 use rfdescent::DType;
 use rfdescent::optimizer::{self, Group, Options, Outcome, SkipReason, StepInput, TensorSpec};
 use rfdescent::{GradRef, ParamMut};
-use rfdescent_tch::{Optimizer, Rfd, StepTensors};
+use rfdescent_tch::{Adaptive, Optimizer, Rfd, StepTensors};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
@@ -362,4 +362,27 @@ fn empty_and_channels_last_variables_train() {
     // The learning rate and the result are rounded to f32 once each, the product perhaps too.
     let bound = 2.0 * f64::from(f32::EPSILON) * expected.abs().max().double_value(&[]).max(1.0);
     assert!(off <= bound, "{off} > {bound}");
+}
+
+#[test]
+fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
+    let store = store();
+    let a = variable(&store, "a", &[1.0, 2.0]);
+    let adaptive = Adaptive { averaging: 0.8, ..Adaptive::default() };
+    let mut optimizer = Rfd::new(adaptive).build(&store).unwrap();
+    assert!(optimizer.model().is_none());
+    optimizer.backward_step(&a.square().sum(Kind::Float)).unwrap();
+    assert!(floats(&a)[0] < 1.0);
+    // Its own momentum stays as it is where other settings of the group are changed.
+    optimizer.set_weight_decay(0.1).unwrap();
+    assert_eq!(optimizer.options().groups[0].momentum, 0.8);
+    assert!(optimizer.set_momentum(0.5).unwrap_err().to_string().contains("averag"));
+    // A loss that can be negative needs its bound.
+    optimizer.step(&loss(-0.5)).unwrap();
+    let outcome = optimizer.report().unwrap().unwrap().outcome;
+    assert_eq!(outcome, Outcome::Skipped(SkipReason::LossBelowBound));
+
+    let of_the_model = Options { inv_batch_size: 0.1, ..Options::default() };
+    let text = message(&store, Rfd::new(adaptive).options(of_the_model));
+    assert!(text.contains("inv_batch_size") && text.contains("adaptive"), "{text}");
 }

@@ -1,10 +1,10 @@
-//! Steps on the processor, in turn with a plain loop that moves as many bytes.
+//! Steps on the processor, as published and adaptive, in turn with a plain loop that moves as many bytes as the first.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use rayon::prelude::*;
-use rfdescent::optimizer::{Optimizer, Options, StepInput};
+use rfdescent::optimizer::{Adaptive, Optimizer, Options, StepInput};
 
 use super::{Case, Element, LOSS, Measured, applied, cut, cut_mut, values};
 use crate::error::CliError;
@@ -12,10 +12,10 @@ use crate::error::CliError;
 /// Rounds: as many as fit in this time, within these limits.
 const SECONDS: f64 = 1.0;
 const ROUNDS: std::ops::RangeInclusive<usize> = 2..=200;
-/// Repeats of each of the two in a round: the first finds what the other left in the caches, the median is of the rest.
+/// Repeats of each of the three in a round: the first finds what the others left in the caches, the median is of the rest.
 const REPEATS: usize = 5;
 
-/// Medians of both times.
+/// Medians of all times.
 pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     let before = case.params::<E>()?;
     let grads = case.grads::<E>()?;
@@ -24,9 +24,8 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     let plain_len = (case.total * size_of::<E>()).div_ceil(size_of::<f32>());
     let (mut plain_params, plain_grads) = (values::<f32>(plain_len, 1)?, values::<f32>(plain_len, 2)?);
 
-    let mut optimizer = Optimizer::new(case.model.clone(), Options::default(), case.specs::<E>())?;
     let grad_list: Vec<_> = cut(&grads, &case.lengths).into_iter().map(E::grad).collect();
-    let mut step = |params: &mut [E]| {
+    let step = |optimizer: &mut Optimizer, params: &mut [E]| {
         let mut list: Vec<_> = cut_mut(params, &case.lengths).into_iter().map(E::param).collect();
         let started = Instant::now();
         let report = optimizer.step(&mut list, &grad_list, &StepInput::new(LOSS))?;
@@ -34,16 +33,28 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
         applied(&report)?;
         Ok::<_, CliError>((report, seconds))
     };
-    let (report, _) = step(&mut params)?;
-    let largest_error = case.check(&before, &grads, &params, &report)?;
+    let mut largest_error = 0.0_f64;
+    let mut checked = |method| {
+        let mut optimizer = Optimizer::new(method, Options::default(), case.specs::<E>())?;
+        params.copy_from_slice(&before);
+        let (report, _) = step(&mut optimizer, &mut params)?;
+        let error = case.check(optimizer.method(), &before, &grads, &params, &report)?;
+        largest_error = largest_error.max(error);
+        Ok::<_, CliError>(optimizer)
+    };
+    let mut published = checked(case.published())?;
+    let mut adaptive = checked(Adaptive::default().into())?;
     drop(before);
     black_box(plain_loop(&mut plain_params, &plain_grads));
 
-    let (mut steps, mut plain) = (Vec::new(), Vec::new());
+    let (mut steps, mut adaptive_steps, mut plain) = (Vec::new(), Vec::new(), Vec::new());
     let started = Instant::now();
     for round in 1..=*ROUNDS.end() {
         for _ in 0..REPEATS {
-            steps.push(step(&mut params)?.1);
+            steps.push(step(&mut published, &mut params)?.1);
+        }
+        for _ in 0..REPEATS {
+            adaptive_steps.push(step(&mut adaptive, &mut params)?.1);
         }
         for _ in 0..REPEATS {
             let started = Instant::now();
@@ -57,6 +68,7 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     Ok(Measured {
         steps: steps.len() as u64,
         step: median(steps),
+        adaptive_step: Some(median(adaptive_steps)),
         plain_loop: Some(median(plain)),
         largest_error,
     })

@@ -18,7 +18,7 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
     let mut run = DeviceSteps::new(case, &before, &grads, device)?;
     run.step()?;
     let report = run.wait()?;
-    let largest_error = case.check(&before, &grads, &run.params()?, &report)?;
+    let largest_error = case.check(&case.published(), &before, &grads, &run.params()?, &report)?;
 
     let mut taken = 1;
     let mut steps = 4;
@@ -35,7 +35,8 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
             return Err(wrong(format!("{} of {taken} were applied", report.applied_steps)));
         }
         if seconds >= SECONDS || steps >= MOST {
-            return Ok(Measured { steps, step: seconds / steps as f64, plain_loop: None, largest_error });
+            let step = seconds / steps as f64;
+            return Ok(Measured { steps, step, adaptive_step: None, plain_loop: None, largest_error });
         }
         steps *= 2;
     }

@@ -7,13 +7,16 @@ mod device_steps;
 use half::bf16;
 use rayon::prelude::*;
 use rfdescent::covariance::{Family, Model, Observation, StepRule};
-use rfdescent::optimizer::{Outcome, StepReport, TensorSpec};
+use rfdescent::optimizer::{Method, Outcome, StepReport, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 use crate::error::CliError;
 
 /// The mini-batch loss of every step.
 const LOSS: f64 = 2.0;
+
+/// Sums of up to 4e9 positive terms in f64 differ by less than this in any sensible order.
+const SUMS: f64 = 1e-9;
 
 /// A number format of parameters and gradients.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -83,10 +86,12 @@ pub struct Case {
 /// What came out.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
-    /// Steps that were timed.
+    /// Steps that were timed, of each kind.
     pub steps: u64,
-    /// Wall time of one, in seconds.
+    /// Wall time of one step of RFD as published, in seconds.
     pub step: f64,
+    /// The same of the adaptive method, where it was measured.
+    pub adaptive_step: Option<f64>,
     /// Wall time of a plain loop over as many bytes, in seconds.
     pub plain_loop: Option<f64>,
     /// Largest error of a parameter after the first step.
@@ -109,6 +114,10 @@ impl Case {
         Ok(Case { lengths, total, model: Model::new(Family::SquaredExponential, moments)? })
     }
 
+    fn published(&self) -> Method {
+        self.model.clone().into()
+    }
+
     fn specs<E: Element>(&self) -> Vec<TensorSpec> {
         let spec = |(k, &len): (usize, &usize)| TensorSpec::new(format!("tensor {k}"), &[len], E::DTYPE);
         self.lengths.iter().enumerate().map(spec).collect()
@@ -118,42 +127,97 @@ impl Case {
         values(self.total, 1)
     }
 
+    /// Of absolute values between 1/4 and 3/4: their variances differ by less than the bounds that the adaptive method sets to
+    /// its length scales.
     fn grads<E: Element>(&self) -> Result<Vec<E>, CliError> {
-        values(self.total, 2)
+        let mut grads = values::<E>(self.total, 2)?;
+        grads.par_iter_mut().for_each(|g| {
+            let value = g.to_f64() as f32;
+            *g = E::from_f32(value + 0.25_f32.copysign(value));
+        });
+        Ok(grads)
     }
 
-    /// Compares a first step with plain f64: its size, and every parameter. Returns the largest error of a parameter.
+    /// Compares a first step of the method with plain f64: its size, and every parameter. Returns the largest error of a
+    /// parameter.
     fn check<E: Element>(
         &self,
+        method: &Method,
         before: &[E],
         grads: &[E],
         after: &[E],
         report: &StepReport,
     ) -> Result<f64, CliError> {
         applied(report)?;
-        let grad_norm = grads.par_iter().map(|g| g.to_f64().powi(2)).sum::<f64>().sqrt();
-        let observation = Observation { loss: LOSS, grad_norm, inv_batch_size: 0.0 };
-        let step = self
-            .model
-            .step(&observation, &StepRule::default())
-            .map_err(|reason| CliError::Data(format!("no step to compare with: {reason}")))?;
-        // Sums of up to 4e9 positive terms in f64: below 1e-9 in any sensible order.
-        if (report.step_size / step.step_size - 1.0).abs() > 1e-9 {
-            return Err(wrong(format!("its step size is {:e}, not {:e}", report.step_size, step.step_size)));
-        }
-        let rate = step.learning_rate(grad_norm);
-        let errors = (before.par_iter().zip(grads).zip(after)).enumerate().map(|(index, ((&b, &g), &a))| {
-            let (before, change) = (b.to_f64(), rate * g.to_f64());
-            let error = (a.to_f64() - (before - change)).abs();
-            // Coefficient, product and result are rounded once each, the last to a number of at most this size.
-            let bound = 4.0 * E::ROUNDING * (before.abs() + change.abs());
-            // A NaN is within no bound.
-            if error <= bound { Ok(error) } else { Err((index, error)) }
+        let squares: Vec<f64> = (cut(grads, &self.lengths).into_par_iter())
+            .map(|grads| grads.par_iter().map(|g| g.to_f64().powi(2)).sum())
+            .collect();
+        let rates = match method {
+            Method::Published(model) => {
+                vec![published_rate(model, squares.iter().sum::<f64>(), report)?; squares.len()]
+            }
+            Method::Adaptive(_) => self.adaptive_rates(&squares, report)?,
+        };
+        let starts = self.lengths.iter().scan(0, |end, len| {
+            *end += len;
+            Some(*end - len)
         });
-        errors
+        let cut = |list| cut::<E>(list, &self.lengths);
+        let tensors = rates.into_iter().zip(starts).zip(cut(before)).zip(cut(grads)).zip(cut(after));
+        let tensors: Vec<_> = tensors.collect();
+        tensors
+            .into_par_iter()
+            .map(|((((rate, start), before), grads), after)| {
+                largest_error(rate, before, grads, after).map_err(|(index, error)| (start + index, error))
+            })
             .try_reduce(|| 0.0, |a, b| Ok(f64::max(a, b)))
             .map_err(|(index, error)| wrong(format!("parameter {index} is off by {error:e}")))
     }
+
+    /// What the gradient of each tensor is multiplied with in a first step of the adaptive method, from the report's learning
+    /// rate, whose norm is checked.
+    fn adaptive_rates(&self, squares: &[f64], report: &StepReport) -> Result<Vec<f64>, CliError> {
+        let mean = squares.iter().sum::<f64>() / self.total as f64;
+        let scales: Vec<f64> = (squares.iter().zip(&self.lengths))
+            .map(|(square, &len)| (mean * len as f64 / square).sqrt())
+            .collect();
+        let norm = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>().sqrt();
+        let step_size = report.learning_rate * norm;
+        compare_step_sizes(report, step_size)?;
+        Ok(scales.iter().map(|scale| report.learning_rate * scale).collect())
+    }
+}
+
+/// What gradients are multiplied with in a step of RFD as published.
+fn published_rate(model: &Model, squares: f64, report: &StepReport) -> Result<f64, CliError> {
+    let grad_norm = squares.sqrt();
+    let observation = Observation { loss: LOSS, grad_norm, inv_batch_size: 0.0 };
+    let step = model
+        .step(&observation, &StepRule::default())
+        .map_err(|reason| CliError::Data(format!("no step to compare with: {reason}")))?;
+    compare_step_sizes(report, step.step_size)?;
+    Ok(step.learning_rate(grad_norm))
+}
+
+fn compare_step_sizes(report: &StepReport, expected: f64) -> Result<(), CliError> {
+    // A NaN is near nothing.
+    if (report.step_size / expected - 1.0).abs() <= SUMS {
+        return Ok(());
+    }
+    Err(wrong(format!("its step size is {:e}, not {expected:e}", report.step_size)))
+}
+
+/// Of the parameters of a tensor after a step; or the first that is beyond roundings.
+fn largest_error<E: Element>(rate: f64, before: &[E], grads: &[E], after: &[E]) -> Result<f64, (usize, f64)> {
+    let errors = (before.par_iter().zip(grads).zip(after)).enumerate().map(|(index, ((&b, &g), &a))| {
+        let (before, change) = (b.to_f64(), rate * g.to_f64());
+        let error = (a.to_f64() - (before - change)).abs();
+        // Coefficient, product and result are rounded once each, the last to a number of at most this size.
+        let bound = 4.0 * E::ROUNDING * (before.abs() + change.abs());
+        // A NaN is within no bound.
+        if error <= bound { Ok(error) } else { Err((index, error)) }
+    });
+    errors.try_reduce(|| 0.0, |a, b| Ok(f64::max(a, b)))
 }
 
 fn applied(report: &StepReport) -> Result<(), CliError> {
@@ -195,11 +259,10 @@ fn cut_mut<'a, E>(mut buffer: &'a mut [E], lengths: &[usize]) -> Vec<&'a mut [E]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rfdescent::optimizer::{Optimizer, Options, StepInput};
+    use rfdescent::optimizer::{Adaptive, Optimizer, Options, StepInput};
 
-    fn first_step<E: Element>(case: &Case, after: &mut [E], grads: &[E]) -> StepReport {
-        let mut optimizer =
-            Optimizer::new(case.model.clone(), Options::default(), case.specs::<E>()).unwrap();
+    fn first_step<E: Element>(case: &Case, method: &Method, after: &mut [E], grads: &[E]) -> StepReport {
+        let mut optimizer = Optimizer::new(method.clone(), Options::default(), case.specs::<E>()).unwrap();
         let mut params: Vec<_> = cut_mut(after, &case.lengths).into_iter().map(E::param).collect();
         let grads: Vec<_> = cut(grads, &case.lengths).into_iter().map(E::grad).collect();
         optimizer.step(&mut params, &grads, &StepInput::new(LOSS)).unwrap()
@@ -208,19 +271,28 @@ mod tests {
     fn a_wrong_parameter_is_found<E: Element>(relative: f32) {
         let case = Case::new(1003, 4).unwrap();
         assert_eq!(case.lengths, [251, 251, 251, 250]);
-        let (before, grads) = (case.params::<E>().unwrap(), case.grads::<E>().unwrap());
+        for method in [case.published(), Adaptive::default().into()] {
+            a_wrong_parameter_of_is_found::<E>(&case, &method, relative);
+        }
+    }
+
+    fn a_wrong_parameter_of_is_found<E: Element>(case: &Case, method: &Method, relative: f32) {
+        let (before, mut grads) = (case.params::<E>().unwrap(), case.grads::<E>().unwrap());
+        // One tensor has another length scale than the rest.
+        grads[251..502].iter_mut().for_each(|g| *g = E::from_f32(g.to_f64() as f32 / 2.0));
         let mut after = before.clone();
-        let report = first_step(&case, &mut after, &grads);
-        let error = case.check(&before, &grads, &after, &report).unwrap();
+        let report = first_step(case, method, &mut after, &grads);
+        let error = case.check(method, &before, &grads, &after, &report).unwrap();
         assert!(error > 0.0 && error <= 4.0 * E::ROUNDING);
         for (index, factor) in [(0, 1.0 + relative), (1002, 1.0 - relative), (500, f32::NAN)] {
             let mut damaged = after.clone();
             damaged[index] = E::from_f32(damaged[index].to_f64() as f32 * factor);
-            let text = case.check(&before, &grads, &damaged, &report).unwrap_err().to_string();
+            let text = case.check(method, &before, &grads, &damaged, &report).unwrap_err().to_string();
             assert!(text.contains(&format!("parameter {index}")), "{text}");
         }
         let other = StepReport { step_size: report.step_size * (1.0 + 1e-8), ..report };
-        assert!(case.check(&before, &grads, &after, &other).unwrap_err().to_string().contains("step size"));
+        let text = case.check(method, &before, &grads, &after, &other).unwrap_err().to_string();
+        assert!(text.contains("step size"), "{text}");
     }
 
     #[test]

@@ -62,6 +62,11 @@ struct Report {
     /// What it reads and writes.
     bytes_per_parameter: usize,
     gb_per_second: f64,
+    /// The same of a step of the adaptive method; on the CPU only.
+    adaptive_step_us: Option<f64>,
+    adaptive_bytes_per_parameter: usize,
+    adaptive_gb_per_second: Option<f64>,
+    adaptive_over_step: Option<f64>,
     /// Of a plain loop that moves as many bytes; on the CPU only.
     plain_loop_us: Option<f64>,
     plain_loop_gb_per_second: Option<f64>,
@@ -109,7 +114,10 @@ impl Report {
     fn new<E: Element>(device: String, args: &BenchArgs, measured: Measured) -> Self {
         // The gradients are read twice, the parameters read and written.
         let bytes_per_parameter = 4 * size_of::<E>();
-        let rate = |seconds: f64| (bytes_per_parameter * args.parameters) as f64 / seconds * 1e-9;
+        // Both passes read the average of the gradients, which is f32 here, and the second writes it.
+        let adaptive_bytes_per_parameter = bytes_per_parameter + 3 * size_of::<f32>();
+        let rate_of = |bytes: usize, seconds: f64| (bytes * args.parameters) as f64 / seconds * 1e-9;
+        let rate = |seconds| rate_of(bytes_per_parameter, seconds);
         Report {
             device,
             parameters: args.parameters,
@@ -119,6 +127,11 @@ impl Report {
             step_us: measured.step * 1e6,
             bytes_per_parameter,
             gb_per_second: rate(measured.step),
+            adaptive_step_us: measured.adaptive_step.map(|seconds| seconds * 1e6),
+            adaptive_bytes_per_parameter,
+            adaptive_gb_per_second: (measured.adaptive_step)
+                .map(|seconds| rate_of(adaptive_bytes_per_parameter, seconds)),
+            adaptive_over_step: measured.adaptive_step.map(|seconds| seconds / measured.step),
             plain_loop_us: measured.plain_loop.map(|seconds| seconds * 1e6),
             plain_loop_gb_per_second: measured.plain_loop.map(rate),
             time_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
@@ -128,11 +141,12 @@ impl Report {
 
     fn to_text(&self) -> String {
         let rate = |us: f64, gb: f64| format!("{us:.1} µs, {gb:.1} GB/s");
+        let bytes = |bytes: usize| format!("{bytes} a parameter");
         let mut rows = vec![
             ("device", self.device.clone()),
             ("tensors", format!("{} with {} parameters, {}", self.tensors, self.parameters, self.dtype)),
             ("step", rate(self.step_us, self.gb_per_second)),
-            ("bytes", format!("{} a parameter", self.bytes_per_parameter)),
+            ("bytes", bytes(self.bytes_per_parameter)),
         ];
         if let (Some(us), Some(gb), Some(ratio)) =
             (self.plain_loop_us, self.plain_loop_gb_per_second, self.time_over_plain_loop)
@@ -140,7 +154,14 @@ impl Report {
             rows.push(("plain loop", rate(us, gb)));
             rows.push(("step / plain", format!("{ratio:.2}")));
         }
+        if let (Some(us), Some(gb), Some(ratio)) =
+            (self.adaptive_step_us, self.adaptive_gb_per_second, self.adaptive_over_step)
+        {
+            rows.push(("adaptive step", rate(us, gb)));
+            rows.push(("bytes", bytes(self.adaptive_bytes_per_parameter)));
+            rows.push(("adaptive / step", format!("{ratio:.2}")));
+        }
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
-        rows.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect()
+        rows.iter().map(|(name, value)| format!("{name:<15} {value}\n")).collect()
     }
 }

@@ -1,4 +1,5 @@
-//! `rfdescent train`: fits the covariance on the network itself, then trains it with RFD.
+//! `rfdescent train`: trains a network with RFD, after a fit of the covariance on the network itself, or with the adaptive
+//! method.
 
 use std::path::{Path, PathBuf};
 
@@ -6,9 +7,10 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::Options;
-use rfdescent_candle::{Config, Rfd};
+use rfdescent_candle::{Adaptive, Config, Rfd};
 use serde::Serialize;
 
+use super::given::GivenFitOptions;
 use crate::data::{Dataset, idx, synthetic};
 use crate::error::{CliError, both};
 use crate::files;
@@ -18,19 +20,27 @@ use crate::output::OutputFolder;
 use crate::progress::Progress;
 use crate::terminal::print;
 use crate::training::baseline::{Baseline, GRID};
-use crate::training::fit::{Anisotropy, FitOptions, fit};
+use crate::training::fit::{Anisotropy, FitOptions, Fitted, fit};
 use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summarise};
+use crate::training::rfd::MethodKind;
 use crate::training::{DTYPE, Method, Run, Schedule, train};
 
-/// Train a network with Random Function Descent: the covariance is fitted on the network itself, nothing is tuned
+/// Train a network with Random Function Descent, nothing tuned: after a fit of the covariance on the network itself, or with
+/// the adaptive method, which needs none
 #[derive(Args, Debug)]
 pub struct TrainArgs {
+    // First, as clap takes the values of the other fields out of what this one reads.
+    #[command(flatten)]
+    given: GivenFitOptions,
     /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// The network
     #[arg(long, value_enum, default_value_t = NetworkKind::Mlp)]
     model: NetworkKind,
+    /// How steps are chosen
+    #[arg(long, value_enum, default_value_t = MethodKind::Rfd)]
+    method: MethodKind,
     /// Passes over the training images
     #[arg(long, value_name = "N", default_value_t = 3, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     epochs: usize,
@@ -55,8 +65,8 @@ pub struct TrainArgs {
     /// Also train the same network with SGD and Adam over a grid of learning rates
     #[arg(long)]
     compare: bool,
-    /// Folder for run.json, run.csv, epochs.csv, the fitted model, the samples and the trained parameters. After an
-    /// interruption the same command takes the samples from it, and trains anew; a finished run in it is not touched
+    /// Folder for run.json, run.csv, epochs.csv, the trained parameters and, where there is a fit, its model and samples.
+    /// After an interruption the same command takes the samples from it, and trains anew; a finished run in it is not touched
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Replace the finished run in the output folder, all but its samples
@@ -97,6 +107,7 @@ fn positive(text: &str) -> Result<f64, String> {
 struct Report<'a> {
     version: &'static str,
     network: NetworkKind,
+    method: MethodKind,
     data: &'a str,
     training_images: usize,
     validation_images: usize,
@@ -116,6 +127,11 @@ const REPORT: &str = "run.json";
 
 /// Runs the subcommand.
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
+    if let (MethodKind::Adaptive, Some(option)) = (args.method, args.given.0.first()) {
+        return Err(CliError::Usage(format!(
+            "{option}: it is for the fit of --method rfd; leave it out, as --method adaptive has no fit"
+        )));
+    }
     interrupt::install()?;
     // The folder first: a run must not find out at its end that it cannot be written.
     let output = args.output.as_deref().map(OutputFolder::create).transpose()?;
@@ -168,7 +184,7 @@ fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
             args.validation_images.unwrap_or(synthetic::VALIDATION_IMAGES),
         ),
     };
-    if data.train.len() < MIN_IMAGES {
+    if args.method == MethodKind::Rfd && data.train.len() < MIN_IMAGES {
         return Err(CliError::Data(format!(
             "{}: {} training images; auto-fit needs at least {MIN_IMAGES}",
             data.source,
@@ -216,7 +232,7 @@ impl Command<'_> {
         Ok(())
     }
 
-    /// Fits, trains, compares. What there is of it by the time of an error is in `seeds` too.
+    /// Fits if need be, trains, compares. What there is of it by the time of an error is in `seeds` too.
     fn run_seed(&self, seed: u64, seeds: &mut Vec<SeedReport>) -> Result<(), CliError> {
         let args = self.args;
         let own_folder = match &self.output {
@@ -229,29 +245,25 @@ impl Command<'_> {
         if args.seeds > 1 {
             self.printer.line(format!("\nSeed {seed}"));
         }
-        let options = FitOptions {
-            family: args.covariance,
-            anisotropy: args.anisotropy,
-            tolerance: args.tolerance,
-            max_samples: args.max_samples,
-            cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
+        let fit = match args.method {
+            MethodKind::Rfd => Some(self.fit(output, seed)?),
+            MethodKind::Adaptive => None,
         };
-        let fit = fit(args.model, self.data, &options, seed, self.progress)?;
-        self.printer.fit(&fit);
-        let model = fit.model.clone();
+        let method = fit.as_ref().map_or(Adaptive::default().into(), |fit| fit.model.clone().into());
         seeds.push(SeedReport { seed, fit, methods: Vec::new(), complete: false });
         let Some(report) = seeds.last_mut() else { return Ok(()) };
 
-        self.printer.line("\nTraining with RFD");
+        let name = args.method.name();
+        self.printer.line(format!("\nTraining with {}", args.method));
         self.printer.epoch_header();
         let network = Network::new(args.model, DTYPE, seed)?;
-        let config = Config { model: model.clone(), options: self.optimizer_options() };
+        let config = Config { method, options: self.optimizer_options() };
         let (config, parameters) = config.per_tensor(network.parameters())?;
         let mut rfd = Rfd::for_parameters(parameters, config)?;
-        let run = self.train("RFD", &network, &mut rfd, seed, true)?;
-        report.methods.push(MethodReport::new("RFD", None, &run));
+        let run = self.train(name, &network, &mut rfd, seed, true)?;
+        report.methods.push(MethodReport::new(name, None, &run));
         if let Some(folder) = output {
-            self.write_run(folder, &network, &model, &run)?;
+            self.write_run(folder, &network, rfd.model(), &run)?;
         }
         stopped(&run)?;
         for setting in GRID.into_iter().filter(|_| args.compare) {
@@ -264,6 +276,20 @@ impl Command<'_> {
         }
         report.complete = true;
         Ok(())
+    }
+
+    fn fit(&self, output: Option<&OutputFolder>, seed: u64) -> Result<Fitted, CliError> {
+        let args = self.args;
+        let options = FitOptions {
+            family: args.covariance,
+            anisotropy: args.anisotropy,
+            tolerance: args.tolerance,
+            max_samples: args.max_samples,
+            cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
+        };
+        let fit = fit(args.model, self.data, &options, seed, self.progress)?;
+        self.printer.fit(&fit);
+        Ok(fit)
     }
 
     fn optimizer_options(&self) -> Options {
@@ -294,7 +320,7 @@ impl Command<'_> {
         &self,
         folder: &OutputFolder,
         network: &Network,
-        model: &Model,
+        model: Option<&Model>,
         run: &Run,
     ) -> Result<(), CliError> {
         if let Some(folder) = &self.output {
@@ -302,7 +328,10 @@ impl Command<'_> {
         }
         folder.write_csv("run.csv", &run.steps)?;
         folder.write_csv("epochs.csv", &run.epochs)?;
-        folder.write("model.json", model.to_json()?.as_bytes())?;
+        match model {
+            Some(model) => folder.write("model.json", model.to_json()?.as_bytes())?,
+            None => folder.remove("model.json")?,
+        }
         let parameters = "parameters.safetensors";
         let bytes = safetensors::serialize(network.tensors(), None)
             .map_err(|e| CliError::file(&folder.join(parameters), e))?;
@@ -317,6 +346,7 @@ impl Command<'_> {
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             network: args.model,
+            method: args.method,
             data: &self.data.source,
             training_images: self.data.train.len(),
             validation_images: self.data.validation.len(),

@@ -4,7 +4,7 @@ pub mod baseline;
 pub mod evaluate;
 pub mod fit;
 pub mod report;
-mod rfd;
+pub mod rfd;
 
 use std::time::Instant;
 
@@ -25,6 +25,11 @@ pub const DTYPE: DType = DType::F32;
 pub trait Method {
     /// Moves the parameters.
     fn step(&mut self, loss: &Tensor, gradients: &GradStore) -> Result<MethodStep, CliError>;
+
+    /// What a user can do when it skips every step.
+    fn remedy(&self) -> &'static str {
+        "check the data"
+    }
 }
 
 /// What a method tells about a step; all fields are empty for the baselines.
@@ -32,11 +37,11 @@ pub trait Method {
 pub struct MethodStep {
     /// ‖g‖.
     pub grad_norm: Option<f64>,
-    /// The gradient cost quotient Θ.
+    /// The gradient cost quotient Θ, of RFD as published.
     pub theta: Option<f64>,
     /// η.
     pub step_size: Option<f64>,
-    /// η/‖g‖.
+    /// η/‖g‖; with the adaptive method over the norm of the averaged gradient in its own geometry.
     pub learning_rate: Option<f64>,
     /// Why nothing was changed, if so.
     pub skipped: Option<String>,
@@ -68,7 +73,7 @@ pub struct EpochRow {
     pub accuracy: f64,
     /// η, median over the epoch's steps.
     pub step_size: Option<f64>,
-    /// η/‖g‖, likewise.
+    /// The learning rate, likewise.
     pub learning_rate: Option<f64>,
     /// Steps that changed nothing.
     pub skipped: usize,
@@ -150,8 +155,9 @@ pub fn train(
                 let reason = run.steps.last().and_then(|row| row.skipped.as_deref()).unwrap_or_default();
                 return Err(CliError::Data(format!(
                     "training stopped at step {} of epoch {epoch}: the last {skipped_in_a_row} steps were all skipped \
-                     ({reason}); check the data, or fit the covariance anew without --samples",
-                    run.steps.len()
+                     ({reason}); {}",
+                    run.steps.len(),
+                    method.remedy()
                 )));
             }
         }

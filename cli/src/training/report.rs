@@ -13,9 +13,9 @@ use crate::terminal::print;
 /// One method's training, as in `run.json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct MethodReport {
-    /// `RFD`, `SGD` or `Adam`.
+    /// `RFD`, `adaptive`, `SGD` or `Adam`.
     pub method: &'static str,
-    /// The learning rate it was given; none for RFD.
+    /// The learning rate it was given; none for the first two.
     pub learning_rate: Option<f64>,
     /// Complete epochs.
     pub epochs: Vec<EpochRow>,
@@ -43,9 +43,9 @@ impl MethodReport {
 pub struct SeedReport {
     /// The seed of initialisation, batch order and samples.
     pub seed: u64,
-    /// The fitted model.
-    pub fit: Fitted,
-    /// RFD first, then the baselines.
+    /// The fitted model; null with the adaptive method.
+    pub fit: Option<Fitted>,
+    /// The method that is asked for first, then the baselines.
     pub methods: Vec<MethodReport>,
     /// Whether all of them ran to their end.
     pub complete: bool,
@@ -54,9 +54,9 @@ pub struct SeedReport {
 /// A method with one setting, averaged over the seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// `RFD`, `SGD` or `Adam`.
+    /// `RFD`, `adaptive`, `SGD` or `Adam`.
     pub method: &'static str,
-    /// The learning rate it was given; none for RFD.
+    /// The learning rate it was given; none for the first two.
     pub learning_rate: Option<f64>,
     /// Mean validation loss after each epoch; null where a run diverged.
     pub validation_loss: Vec<f64>,
@@ -207,14 +207,16 @@ impl Printer {
         let Some(first) = summaries.first() else { return };
         let epochs = first.validation_loss.len();
         let seeds: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
+        let fits: Vec<&Fitted> = seeds.iter().filter_map(|seed| seed.fit.as_ref()).collect();
+        let own_rate = if fits.is_empty() { "-" } else { "fitted" };
         let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
         self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
-        let mut header = format!("{:<6} {:>13}", "method", "learning rate");
+        let mut header = format!("{:<8} {:>13}", "method", "learning rate");
         (1..=epochs).for_each(|epoch| header += &format!(" {:>18}", format!("epoch {epoch}")));
         self.line(header);
         for summary in summaries {
-            let rate = summary.learning_rate.map_or("fitted".into(), |rate| rate.to_string());
-            let mut line = format!("{:<6} {rate:>13}", summary.method);
+            let rate = summary.learning_rate.map_or(own_rate.into(), |rate| rate.to_string());
+            let mut line = format!("{:<8} {rate:>13}", summary.method);
             for (loss, accuracy) in summary.validation_loss.iter().zip(&summary.accuracy) {
                 line += &format!(" {:>18}", format!("{} ({:.2} %)", fixed(*loss, 4), 100.0 * accuracy));
             }
@@ -223,17 +225,23 @@ impl Printer {
         for method in ["SGD", "Adam"] {
             if let Some(best) = best(summaries, method) {
                 self.line(format!(
-                    "Best {method}: learning rate {}, validation loss {:.4}; RFD: {:.4}",
+                    "Best {method}: learning rate {}, validation loss {:.4}; {}: {:.4}",
                     best.learning_rate.unwrap_or_default(),
                     best.validation_loss.last().copied().unwrap_or_default(),
+                    first.method,
                     first.validation_loss.last().copied().unwrap_or_default()
                 ));
             }
         }
-        let cost = seeds.iter().map(|s| s.fit.epochs_of_samples).sum::<f64>() / seeds.len() as f64;
+        let untuned = if fits.is_empty() {
+            "Nothing was tuned for the adaptive method, nor fitted.".into()
+        } else {
+            let cost = fits.iter().map(|fit| fit.epochs_of_samples).sum::<f64>() / fits.len() as f64;
+            format!("Nothing was tuned for RFD; its auto-fit looked at {cost:.2} epochs worth of images.")
+        };
         self.line(format!(
-            "Nothing was tuned for RFD; its auto-fit looked at {cost:.2} epochs worth of images. SGD and Adam each show \
-             a grid of learning rates, of which the best is known only after training with all of them."
+            "{untuned} SGD and Adam each show a grid of learning rates, of which the best is known only after training \
+             with all of them."
         ));
     }
 }

@@ -1,5 +1,7 @@
 //! Random Function Descent on a network, through the adapter for candle.
 
+use std::fmt;
+
 use candle_core::Tensor;
 use candle_core::backprop::GradStore;
 use rfdescent::optimizer::Outcome;
@@ -7,6 +9,36 @@ use rfdescent_candle::Rfd;
 
 use super::{Method, MethodStep};
 use crate::error::CliError;
+
+/// Which of the library's methods trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MethodKind {
+    /// As published: the covariance is fitted to samples at random initialisations first
+    Rfd,
+    /// Without a fit, from what training itself shows
+    Adaptive,
+}
+
+impl MethodKind {
+    /// Its name in the columns of tables and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            MethodKind::Rfd => "RFD",
+            MethodKind::Adaptive => "adaptive",
+        }
+    }
+}
+
+/// As it stands in a sentence.
+impl fmt::Display for MethodKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MethodKind::Rfd => "RFD",
+            MethodKind::Adaptive => "the adaptive method",
+        })
+    }
+}
 
 impl Method for Rfd {
     fn step(&mut self, loss: &Tensor, gradients: &GradStore) -> Result<MethodStep, CliError> {
@@ -19,12 +51,20 @@ impl Method for Rfd {
                 }
                 Outcome::Applied => MethodStep {
                     grad_norm: Some(report.grad_norm),
-                    theta: Some(report.theta),
+                    // The adaptive method has none.
+                    theta: self.model().map(|_| report.theta),
                     step_size: Some(report.step_size),
                     learning_rate: Some(report.learning_rate),
                     skipped: None,
                 },
             },
         })
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self.model() {
+            Some(_) => "check the data, or fit the covariance anew without --samples",
+            None => "check the data",
+        }
     }
 }

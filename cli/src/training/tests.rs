@@ -4,7 +4,7 @@ use candle_core::DType;
 use indicatif::ProgressBar;
 use rfdescent::Moments;
 use rfdescent::covariance::{Family, Model};
-use rfdescent_candle::{Config, Rfd};
+use rfdescent_candle::{Adaptive, Config, Rfd};
 
 use super::baseline::{Baseline, Setting};
 use super::*;
@@ -41,6 +41,10 @@ fn rfd(network: &Network) -> Rfd {
     Rfd::for_parameters(network.parameters(), Config::new(model(network))).unwrap()
 }
 
+fn adaptive(network: &Network) -> Rfd {
+    Rfd::for_parameters(network.parameters(), Config::new(Adaptive::default())).unwrap()
+}
+
 #[test]
 fn the_mlp_learns_the_generated_classes_and_a_linear_classifier_much_less() {
     let data = synthetic::generate(0, 6000, 1000);
@@ -75,6 +79,15 @@ fn rfd_learns_and_one_seed_gives_one_result() {
 }
 
 #[test]
+fn the_adaptive_method_learns_without_a_model() {
+    let data = synthetic::generate(0, 4000, 500);
+    let network = Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap();
+    let run = run(&network, &data, &mut adaptive(&network), schedule(3, 200)).unwrap();
+    assert!(run.epochs[2].accuracy > 0.5, "{:?}", run.epochs);
+    assert!(run.steps.iter().all(|row| row.theta.is_none() && row.step_size.is_some()));
+}
+
+#[test]
 fn training_stops_when_every_step_is_skipped() {
     // One image only: batch normalisation takes all of it away, every gradient but that of the last bias is zero,
     // and with a NaN in the parameters the loss is not finite.
@@ -86,8 +99,13 @@ fn training_stops_when_every_step_is_skipped() {
     let network = Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap();
     let poisoned = network.parameters()[0].var.clone();
     poisoned.set(&(poisoned.as_tensor() * f64::NAN).unwrap()).unwrap();
-    let error = run(&network, &data, &mut rfd(&network), schedule(2, 10)).unwrap_err().to_string();
-    assert!(error.contains("step 4 of epoch 1") && error.contains("not finite"), "{error}");
+    let error = |method: &mut Rfd| run(&network, &data, method, schedule(2, 10)).unwrap_err().to_string();
+    let (fitted, adaptive) = (error(&mut rfd(&network)), error(&mut adaptive(&network)));
+    for error in [&fitted, &adaptive] {
+        assert!(error.contains("step 4 of epoch 1") && error.contains("not finite"), "{error}");
+    }
+    assert!(fitted.contains("without --samples"), "{fitted}");
+    assert!(!adaptive.contains("--samples") && adaptive.contains("check the data"), "{adaptive}");
 }
 
 #[test]

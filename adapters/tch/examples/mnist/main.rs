@@ -1,5 +1,5 @@
 //! Trains the network of `rfdescent train`, an MLP 784-512-256-10 with batch normalisation after every linear layer, with
-//! Random Function Descent; nothing is tuned.
+//! Random Function Descent; nothing is tuned. With `--method adaptive` there is no fit either.
 //!
 //!     cargo run --release --example mnist -- --data DIR
 //!
@@ -13,10 +13,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::AutoFit;
-use rfdescent_tch::{NetworkSampler, Rfd};
+use rfdescent_tch::{Adaptive, NetworkSampler, Rfd};
 use tch::{Device, Kind, Tensor, nn};
 
 use data::Data;
@@ -27,6 +27,9 @@ struct Args {
     /// Folder with the IDX files [default: generated images]
     #[arg(long)]
     data: Option<PathBuf>,
+    /// How steps are chosen
+    #[arg(long, value_enum, default_value_t = MethodKind::Rfd)]
+    method: MethodKind,
     /// Passes over the training images
     #[arg(long, default_value_t = 3)]
     epochs: usize,
@@ -39,6 +42,14 @@ struct Args {
     /// Seed of everything random
     #[arg(long, default_value_t = 0)]
     seed: i64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum MethodKind {
+    /// As published: the covariance is fitted first
+    Rfd,
+    /// Without a fit
+    Adaptive,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -56,34 +67,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
 
-    let started = Instant::now();
-    let mut sampler = NetworkSampler::new(
-        device,
-        Network::new,
-        |size| Ok(data.train.draw(size)),
-        |network: &Network, (images, labels): (Tensor, Tensor)| Ok(network.loss(&images, &labels)),
-    )?;
-    let auto_fit = AutoFit {
-        max_batch_size: Some(4096.min(data.train.len() as u64)),
-        seed: args.seed.cast_unsigned(),
-        ..AutoFit::default()
+    let method = match args.method {
+        MethodKind::Rfd => Rfd::new(fit(&data, args.seed, device)?),
+        MethodKind::Adaptive => Rfd::new(Adaptive::default()),
     };
-    let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
-    let model = Model::new(Family::SquaredExponential, fitted.moments())?;
-    println!(
-        "auto-fit: {} mini-batches, {} images, {:.1} s; mean {:.4}, variance {:.3e}, length scale {:.3}",
-        fitted.fit.batches,
-        fitted.fit.samples,
-        started.elapsed().as_secs_f64(),
-        fitted.fit.mean,
-        fitted.fit.variance,
-        model.length_scale()
-    );
 
     tch::manual_seed(args.seed);
     let vs = nn::VarStore::new(device);
     let network = Network::new(vs.root());
-    let mut optimizer = Rfd::new(model).build(&vs)?;
+    let mut optimizer = method.build(&vs)?;
     for epoch in 1..=args.epochs {
         let started = Instant::now();
         // Added up on the device: nothing waits for a step.
@@ -106,4 +98,32 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     Ok(())
+}
+
+/// The covariance model of the network on the data.
+fn fit(data: &Data, seed: i64, device: Device) -> Result<Model, Box<dyn Error>> {
+    let started = Instant::now();
+    let mut sampler = NetworkSampler::new(
+        device,
+        Network::new,
+        |size| Ok(data.train.draw(size)),
+        |network: &Network, (images, labels): (Tensor, Tensor)| Ok(network.loss(&images, &labels)),
+    )?;
+    let auto_fit = AutoFit {
+        max_batch_size: Some(4096.min(data.train.len() as u64)),
+        seed: seed.cast_unsigned(),
+        ..AutoFit::default()
+    };
+    let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
+    let model = Model::new(Family::SquaredExponential, fitted.moments())?;
+    println!(
+        "auto-fit: {} mini-batches, {} images, {:.1} s; mean {:.4}, variance {:.3e}, length scale {:.3}",
+        fitted.fit.batches,
+        fitted.fit.samples,
+        started.elapsed().as_secs_f64(),
+        fitted.fit.mean,
+        fitted.fit.variance,
+        model.length_scale()
+    );
+    Ok(model)
 }
