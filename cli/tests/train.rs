@@ -13,7 +13,7 @@ fn train(arguments: &[&str]) -> Command {
 }
 
 /// A run of seconds: few images, one epoch, a coarse fit.
-const SMALL: [&str; 10] = [
+const SMALL: [&str; 12] = [
     "--train-images",
     "600",
     "--validation-images",
@@ -22,6 +22,8 @@ const SMALL: [&str; 10] = [
     "100",
     "--epochs",
     "1",
+    "--method",
+    "rfd",
     "--tolerance",
     "2",
 ];
@@ -255,7 +257,18 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
     let rows =
         |path: &Path| fs::read_to_string(path).map_or(0, |text| text.lines().count().saturating_sub(1));
     let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("rfdescent"))
-        .args(["train", "--train-images", "600", "--batch-size", "100", "--tolerance", "1e-3", "--samples"])
+        .args([
+            "train",
+            "--method",
+            "rfd",
+            "--train-images",
+            "600",
+            "--batch-size",
+            "100",
+            "--tolerance",
+            "1e-3",
+            "--samples",
+        ])
         .arg(&cache)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())

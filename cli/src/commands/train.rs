@@ -39,7 +39,7 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = NetworkKind::Mlp)]
     model: NetworkKind,
     /// How steps are chosen
-    #[arg(long, value_enum, default_value_t = MethodKind::Rfd)]
+    #[arg(long, value_enum, default_value_t = MethodKind::Adaptive)]
     method: MethodKind,
     /// Passes over the training images
     #[arg(long, value_name = "N", default_value_t = 3, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
