@@ -1,5 +1,5 @@
 //! The adaptive method (`docs/adaptive.md`): from squared norms and losses to the scalars of the update. Plain f64
-//! arithmetic (add, multiply, divide, square root), in one fixed order, so that a GPU can repeat it bit for bit.
+//! arithmetic (add, multiply, divide, square root), in one fixed order, which `kernels/adaptive.cuh` repeats bit for bit.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,16 +10,16 @@ use crate::backend::cpu::{fold, power_of_two};
 
 /// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is trusted: √C(0) of the
 /// logarithm.
-const DECREASE: f64 = 0.1;
+pub(crate) const DECREASE: f64 = 0.1;
 /// The same bound along single gradients, whose norm has the noise in it.
-const NOISY_DECREASE: f64 = 3.0;
+pub(crate) const NOISY_DECREASE: f64 = 3.0;
 /// Decay of the average of each tensor's ‖g_k‖².
-const VARIANCE_DECAY: f64 = 0.9;
+pub(crate) const VARIANCE_DECAY: f64 = 0.9;
 /// No tensor's variance counts as less than this share of the mean over all: its length scale would have no end.
-const SMALLEST_VARIANCE: f64 = 0.03;
+pub(crate) const SMALLEST_VARIANCE: f64 = 0.03;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where deep networks
 /// start, the gradient does not tell how far the linear model holds.
-const RAMP: i32 = 8;
+pub(crate) const RAMP: i32 = 8;
 
 /// What the adaptive method remembers, beside the velocities.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -227,8 +227,14 @@ fn ramp(applied_steps: u64) -> f64 {
 
 impl Trust {
     /// Steps whose losses are compared with those of the steps before.
-    const WINDOW: f64 = 16.0;
-    const SMALLEST: f64 = 1e-3;
+    pub(crate) const WINDOW: f64 = 16.0;
+    pub(crate) const SMALLEST: f64 = 1e-3;
+    /// A fall of so many standard errors is one.
+    pub(crate) const SIGNIFICANT: f64 = 2.0;
+    /// What the factor is multiplied with after a fall of the loss, after a rise, and after neither.
+    pub(crate) const AFTER_FALL: f64 = 1.5;
+    pub(crate) const AFTER_RISE: f64 = 0.5;
+    pub(crate) const AFTER_NEITHER: f64 = 0.8;
 
     fn new() -> Self {
         Self {
@@ -274,12 +280,12 @@ impl Trust {
     /// the trend; so the standard error of the fall of the sum is √((squares_before + squares)/2).
     fn verdict(&self) -> f64 {
         let fall = self.sum_before - self.sum;
-        if fall > 2.0 * ((self.squares_before + self.squares) / 2.0).sqrt() {
-            1.5
+        if fall > Self::SIGNIFICANT * ((self.squares_before + self.squares) / 2.0).sqrt() {
+            Self::AFTER_FALL
         } else if fall < 0.0 {
-            0.5
+            Self::AFTER_RISE
         } else {
-            0.8
+            Self::AFTER_NEITHER
         }
     }
 }
