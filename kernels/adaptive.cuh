@@ -170,8 +170,13 @@ __device__ __forceinline__ void conclude_adaptively(const Launch& launch, Decisi
         const double step_size = fmin(rate * norm * settings.multiplier, fmin(settings.max_step_size, RFD_F64_MAX));
         const double learning_rate = step_size / norm;
         scratch.history = history;
-        if (is_finite(averaged) && is_finite(single) && is_finite(learning_rate) && is_finite(history.sum) &&
-            is_finite(history.squares)) {
+        const double finite[] = {averaged,       single,          learning_rate,         history.sum,
+                                 history.squares, history.sum_before, history.squares_before};
+        bool all = true;
+        for (double x : finite) {
+            all = all && is_finite(x);
+        }
+        if (all) {
             decision.theta = RFD_F64_INFINITY;
             decision.step_size = step_size;
             decision.learning_rate = learning_rate;
@@ -226,7 +231,8 @@ RFD_SHARED_CODE void decide_adaptively(const Launch launch, DecisionScratch<KIND
     __syncthreads();
     bool fits = true;
     for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_LANES) {
-        fits = fits && fits_velocities(decision, launch.group(tensors[k].group), scale_of(launch, decision, k));
+        fits = fits && is_finite(observed(launch, decision, k).squares) &&
+               fits_velocities(decision, launch.group(tensors[k].group), scale_of(launch, decision, k));
     }
     refuse_unless(fits, decision);
     if (threadIdx.x == 0 && decision.reason == RFD_REASON_APPLIED) {

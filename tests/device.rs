@@ -291,7 +291,7 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
         let loss = (case.loss)(&mut case.random, i);
         let loss = Owned::from_f64(loss_dtype, &[loss]).to_f64()[0];
         let loss_buffer = scalar(device, loss_dtype, loss, stream);
-        let scale = case.random.pick(&[None, Some(1.0), Some(1024.0), Some(3.0)]);
+        let scale = case.random.pick(&[None, Some(1.0), Some(1024.0), Some(3.0), Some(2f64.powi(-100))]);
         let found_inf =
             case.random.pick(&[None, None, Some(0.0), Some(0.0), Some(-0.0), Some(2.0), Some(f64::NAN)]);
         let scale_buffer = scale.map(|scale| scalar(device, DType::F32, scale, stream));
@@ -362,13 +362,17 @@ fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut Devi
         }
         2 => {
             let index = case.random.below(case.options.groups.len());
-            // momentum goes on and off too; norm lock stays, as the split form may not have it
+            // momentum, or norm lock, goes on and off too; the split form may not have norm lock
             let group = Group {
                 length_scale_factor: case.random.pick(&[1.0, 2.0]),
                 multiplier: case.random.pick(&[1.0, 0.7]),
                 momentum: if case.is_adaptive() { 0.0 } else { case.random.pick(&[0.0, 0.9]) },
                 weight_decay: case.random.pick(&[0.0, 0.01]),
-                norm_lock: on_cpu.options().groups[index].norm_lock,
+                norm_lock: if case.is_adaptive() {
+                    case.random.one_in(3)
+                } else {
+                    on_cpu.options().groups[index].norm_lock
+                },
             };
             on_cpu.set_group(index, group).unwrap();
             on_device.set_group(index, group, stream).unwrap();
@@ -536,6 +540,16 @@ const STREAM: Stream = Stream::PER_THREAD;
 
 impl Fixture {
     fn new(executor: &Executor, lengths: &[usize], dtype: DType, options: Options) -> Self {
+        Self::with(model(Family::Matern52), executor, lengths, dtype, options)
+    }
+
+    fn with(
+        method: impl Into<Method>,
+        executor: &Executor,
+        lengths: &[usize],
+        dtype: DType,
+        options: Options,
+    ) -> Self {
         let mut random = Random(1);
         let tensor = |seed: u64| {
             let of = |(k, &len): (usize, &usize)| Owned::from_f64(dtype, &uniform(seed + k as u64, len));
@@ -550,9 +564,9 @@ impl Fixture {
             .enumerate()
             .map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], dtype))
             .collect();
-        let model = model(Family::Matern52);
-        let on_cpu = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
-        let on_device = DeviceOptimizer::new(model, options, specs, &executor.device).unwrap();
+        let method = method.into();
+        let on_cpu = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
+        let on_device = DeviceOptimizer::new(method, options, specs, &executor.device).unwrap();
         Self { placed, grads, tensors, values, gradients, on_cpu, on_device }
     }
 
@@ -630,6 +644,23 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
                 }
                 fixture.tensors[1].grad = 0;
             }
+        }
+        let half = Options { master_weights: true, ..plain() };
+        let alone = Adaptive { averaging: 0.0, ..Adaptive::default() };
+        let cases = [
+            (Adaptive::default(), DType::F32, plain(), "rfd_step_f32_averaged"),
+            (Adaptive::default(), DType::BF16, half, "rfd_step_bf16_master_averaged"),
+            (Adaptive::default(), DType::F16, plain(), "rfd_step_generic"),
+            (alone, DType::F32, plain(), "rfd_step_generic"),
+        ];
+        for (adaptive, dtype, options, kernel) in cases {
+            let mut fixture = Fixture::with(adaptive, &executor, &[300, 5000], dtype, options);
+            fixture.step_device(2.0).unwrap();
+            shim.take_counts();
+            fixture.step_device(2.0).unwrap();
+            let counts = shim.take_counts();
+            assert_eq!(counts.launches, [kernel]);
+            assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
         }
         // separate launches, with the rescue only where f64 gradients are
         let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
@@ -773,6 +804,29 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
         assert!(on_device.set_multiplier(-1.0, STREAM).is_err());
         assert!(on_device.set_group(1, Group::default(), STREAM).is_err());
         assert_eq!(on_device.options(), &plain());
+    }
+}
+
+#[test]
+fn the_adaptive_method_has_no_split_form_and_no_other_momentum() {
+    for executor in executors() {
+        let mut fixture = Fixture::with(Adaptive::default(), &executor, &[8, 300], DType::F32, plain());
+        fixture.step_device(2.0).unwrap();
+        fixture.step_cpu(2.0);
+        // SAFETY: refused before anything is read.
+        let error = unsafe { fixture.on_device.local_squared_norm(&fixture.tensors, STREAM) }.unwrap_err();
+        assert!(error.to_string().contains("adaptive"), "{error}");
+        let input = DeviceInput::new(DeviceLoss::Host(2.0));
+        // SAFETY: as above.
+        let error = unsafe { fixture.on_device.step_with_norm(&fixture.tensors, 256, &input, STREAM) };
+        assert!(error.unwrap_err().to_string().contains("adaptive"));
+        let group = Group { momentum: 0.5, ..Group::default() };
+        let error = fixture.on_device.set_group(0, group, STREAM).unwrap_err();
+        assert!(error.to_string().contains("averaging"), "{error}");
+        assert!(fixture.on_device.set_inv_batch_size(0.5, STREAM).is_err());
+        let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+        assert_eq!((report.applied_steps, report.skipped_steps), (1, 0));
+        fixture.assert_same();
     }
 }
 

@@ -157,8 +157,10 @@ impl History {
         let norm = averaged.sqrt();
         let step_size = (rate * norm * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
         let learning_rate = step_size / norm;
-        let finite = [averaged, single, learning_rate, history.trust.sum, history.trust.squares];
-        if !finite.iter().all(|x| x.is_finite()) {
+        let trust = &history.trust;
+        let remembered = [trust.sum, trust.squares, trust.sum_before, trust.squares_before];
+        let finite = [averaged, single, learning_rate].into_iter().chain(remembered);
+        if !finite.chain(history.tensors.iter().map(|tensor| tensor.squares)).all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
         }
         let scales = (history.tensors.iter().zip(seen))
