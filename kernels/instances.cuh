@@ -16,14 +16,15 @@ enum class Kind {
 //
 // BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a thread.
 //
-// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many are loaded before the first is stored. As many as fit into the
-// registers: 40 to 64 bytes a thread, so 40 to 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some
-// 40 KB of each of 132. Chosen by the registers that ptxas reports, not measured.
+// ROWS_AT_ONCE: of the 16/WIDTH rows of a chunk, how many the update loads before the first is stored; SUMMED_AT_ONCE: of its
+// 4 rows, how many the sums load before the first is added. As many as fit into the registers: 32 to 64 bytes a thread, so 32 to
+// 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some 40 KB of each of 132. Chosen by the registers that
+// ptxas reports, not measured.
 struct InstanceF32 {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr Kind KIND = Kind::published;
     static constexpr bool MASTER = false, MOMENTUM = false;
-    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 2, BLOCKS = 4;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 2, SUMMED_AT_ONCE = 4, BLOCKS = 4;
 };
 
 struct InstanceF32Momentum : InstanceF32 {
@@ -33,6 +34,7 @@ struct InstanceF32Momentum : InstanceF32 {
 
 struct InstanceF32Averaged : InstanceF32Momentum {
     static constexpr Kind KIND = Kind::averaged;
+    static constexpr int SUMMED_AT_ONCE = 1;
 };
 
 struct InstanceBf16Master : InstanceF32 {
@@ -47,6 +49,7 @@ struct InstanceBf16MasterMomentum : InstanceBf16Master {
 
 struct InstanceBf16MasterAveraged : InstanceBf16MasterMomentum {
     static constexpr Kind KIND = Kind::averaged;
+    static constexpr int SUMMED_AT_ONCE = 2;
 };
 
 struct InstanceBf16 : InstanceBf16Master {
@@ -64,7 +67,7 @@ struct InstanceGeneric {
     static constexpr int PARAM = RFD_DTYPE_F32, GRAD = RFD_DTYPE_F32;
     static constexpr Kind KIND = Kind::generic;
     static constexpr bool MASTER = true, MOMENTUM = true;
-    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 1, BLOCKS = 2;
+    static constexpr int WIDTH = 4, ROWS_AT_ONCE = 1, SUMMED_AT_ONCE = 1, BLOCKS = 2;
 };
 
 #define RFD_INSTANCES(X)                                  \

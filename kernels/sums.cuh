@@ -71,7 +71,7 @@ struct Columns {
 template <class I, class T, bool FULL>
 __device__ __forceinline__ double lane_squares(const RfdTensor& tensor, const Chunk& chunk, double scale)
 {
-    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? RFD_ROWS : 1;
+    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
     Columns squares;
 #pragma unroll ROWS_AT_ONCE
     for (int row = 0; row < RFD_ROWS; ++row) {
@@ -93,7 +93,7 @@ template <class I, class T, bool FULL>
 __device__ __forceinline__ void lane_averaged(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
                                               const Chunk& chunk, double scale, double momentum, double unscale)
 {
-    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? 2 : 1;
+    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
     const View<I> view(tensor);
     Columns squares, direction;
 #pragma unroll ROWS_AT_ONCE
