@@ -159,7 +159,8 @@ typedef struct RfdAdaptive {
     double decrease;           // of the logarithm of the cost, along the averaged gradient
     double noisy_decrease;     // along single gradients
     double variance_decay;     // of the average of |g|^2
-    double smallest_variance;  // as a share of the mean
+    double smallest_variance;  // of a tensor, as a share of the mean
+    double largest_variance;
     double window;             // steps whose losses are compared with those before
     double significant;        // fall of the loss, in standard errors
     double after_fall;         // what the trust is multiplied with after a significant fall,

@@ -61,7 +61,8 @@ __device__ __forceinline__ double geometry(const RfdAdaptive& adaptive, const Rf
     if (adaptive.tensorwise == 0) {
         return 1.0;
     }
-    return sqrt(mean / fmax(mean_square(tensor) / len, adaptive.smallest_variance * mean));
+    const double variance = fmax(mean_square(tensor) / len, adaptive.smallest_variance * mean);
+    return sqrt(mean / fmin(variance, adaptive.largest_variance * mean));
 }
 
 // What a tensor's velocity is multiplied with beside what all tensors share, after decide.

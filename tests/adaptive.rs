@@ -48,16 +48,16 @@ impl Reference {
 
     fn trust(&self) -> f64 {
         let window = |w: usize| {
-            let steps = 16 * w..16 * (w + 1);
+            let steps = 8 * w..8 * (w + 1);
             let sum: f64 = self.losses[steps.clone()].iter().sum();
             let difference = |i: usize| if i == 0 { 0.0 } else { self.losses[i] - self.losses[i - 1] };
             (sum, steps.map(|i| difference(i).powi(2)).sum::<f64>())
         };
-        (1..self.losses.len() / 16).fold(1.0, |trust: f64, w| {
+        (1..self.losses.len() / 8).fold(1.0, |trust: f64, w| {
             let ((before, noise_before), (now, noise)) = (window(w - 1), window(w));
             let fall = before - now;
             let factor = match fall / ((noise_before + noise) / 2.0).sqrt() {
-                x if x > 2.0 => 1.5,
+                x if x > 1.0 => 1.5,
                 x if x < 0.0 => 0.5,
                 _ => 0.8,
             };
@@ -84,7 +84,9 @@ impl Reference {
             .map(|k| {
                 let own = match self.adaptive.anisotropy {
                     Anisotropy::Isotropic => 1.0,
-                    Anisotropy::Tensorwise => (mean / (squares[k] / sizes[k]).max(0.03 * mean)).sqrt(),
+                    Anisotropy::Tensorwise => {
+                        (mean / (squares[k] / sizes[k]).clamp(0.03 * mean, 4.0 * mean)).sqrt()
+                    }
                 };
                 own * self.groups[k % 2].length_scale_factor.powi(2)
             })
@@ -166,9 +168,18 @@ fn mixture(seed: u64) -> Vec<Owned> {
     (0..8).map(|k| Owned::from_f64(format(k), &uniform(seed + 20 * k as u64, sizes[k]))).collect()
 }
 
+/// Steps with gradients of different sizes, so that some variances are at their bounds, and losses whose trend changes, so that
+/// trust does.
 fn run(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u64>) {
     for n in steps {
-        let report = step(optimizer, values, &mixture(n), 2.0 - 0.03 * n as f64);
+        let gradient: Vec<Owned> = (mixture(n).iter().enumerate())
+            .map(|(k, g)| {
+                let scale = [1.0, 0.03, 4.0, 0.25][k % 4];
+                Owned::from_f64(g.dtype(), &g.to_f64().iter().map(|x| scale * x).collect::<Vec<_>>())
+            })
+            .collect();
+        let trend = if n < 20 { -0.02 } else { 0.01 } * n as f64;
+        let report = step(optimizer, values, &gradient, 2.0 + trend + 0.1 * uniform(n, 1)[0]);
         assert_eq!(report.outcome, Outcome::Applied);
     }
 }
@@ -274,6 +285,7 @@ fn what_is_remembered_stays_finite() {
     specs[1].counts_in_norm = false;
     let mut optimizer = Optimizer::new(Adaptive::default(), options([Group::default(); 2]), specs).unwrap();
     let gradient = |x: f64| [Owned::F32(vec![1.0; 3]), Owned::F64(vec![x; 3])];
+    // one less than two windows
     for _ in 0..15 {
         step(&mut optimizer, &mut values, &gradient(1.0), 1.0);
     }
@@ -303,12 +315,12 @@ fn a_saved_state_continues_to_the_same_bits() {
         let mut values = mixture(0);
         let mut whole = Optimizer::new(adaptive, options.clone(), specs(&values)).unwrap();
         // stops within a window, after some
-        run(&mut whole, &mut values, 0..41);
+        run(&mut whole, &mut values, 0..43);
         let mut copy = values.clone();
         let mut second = Optimizer::new(adaptive, options, specs(&values)).unwrap();
         second.load_state_from_bytes(&whole.state_to_bytes().unwrap()).unwrap();
-        run(&mut whole, &mut values, 41..60);
-        run(&mut second, &mut copy, 41..60);
+        run(&mut whole, &mut values, 43..60);
+        run(&mut second, &mut copy, 43..60);
         assert!(bits(&values) == bits(&copy));
     }
 }
@@ -412,5 +424,5 @@ fn bits_of_a_run_are_fixed() {
         .concat()
         .iter()
         .fold(0xCBF2_9CE4_8422_2325_u64, |hash, &word| (hash ^ word).wrapping_mul(0x0100_0000_01B3));
-    assert_eq!(format!("{hash:016x}"), "8ea4cec3adbc10d2");
+    assert_eq!(format!("{hash:016x}"), "66bd202c20465e18");
 }

@@ -98,7 +98,7 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
         // SAFETY: as above.
         unsafe { on_device.step(&addresses, &input, stream).unwrap() };
     });
-    // Two windows of the adaptive method, and more.
+    // Some windows of the adaptive method.
     const REPLAYS: u32 = 40;
     let loss_of = |i: u32| 2.0 - f64::from(i) / 64.0;
     for i in 0..REPLAYS {

@@ -17,6 +17,9 @@ pub(crate) const NOISY_DECREASE: f64 = 3.0;
 pub(crate) const VARIANCE_DECAY: f64 = 0.9;
 /// No tensor's variance counts as less than this share of the mean over all: its length scale would have no end.
 pub(crate) const SMALLEST_VARIANCE: f64 = 0.03;
+/// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much depends, such as the
+/// gains of an output.
+pub(crate) const LARGEST_VARIANCE: f64 = 4.0;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where deep networks
 /// start, the gradient does not tell how far the linear model holds.
 pub(crate) const RAMP: i32 = 8;
@@ -210,12 +213,13 @@ impl TensorHistory {
         (1.0 - beta) / (1.0 - self.average_rest)
     }
 
-    /// Σ_k = √(v/v_k).
+    /// Σ_k = √(v/v_k), v_k within bounds.
     fn scale(&self, anisotropy: Anisotropy, len: f64, mean: f64) -> f64 {
         match anisotropy {
             Anisotropy::Isotropic => 1.0,
             Anisotropy::Tensorwise => {
-                (mean / (self.mean_square() / len).max(SMALLEST_VARIANCE * mean)).sqrt()
+                let variance = self.mean_square() / len;
+                (mean / variance.max(SMALLEST_VARIANCE * mean).min(LARGEST_VARIANCE * mean)).sqrt()
             }
         }
     }
@@ -229,10 +233,10 @@ fn ramp(applied_steps: u64) -> f64 {
 
 impl Trust {
     /// Steps whose losses are compared with those of the steps before.
-    pub(crate) const WINDOW: f64 = 16.0;
+    pub(crate) const WINDOW: f64 = 8.0;
     pub(crate) const SMALLEST: f64 = 1e-3;
-    /// A fall of so many standard errors is one.
-    pub(crate) const SIGNIFICANT: f64 = 2.0;
+    /// A fall by more than so many standard errors is one.
+    pub(crate) const SIGNIFICANT: f64 = 1.0;
     /// What the factor is multiplied with after a fall of the loss, after a rise, and after neither.
     pub(crate) const AFTER_FALL: f64 = 1.5;
     pub(crate) const AFTER_RISE: f64 = 0.5;

@@ -35,6 +35,7 @@ impl HistoryMemory {
             noisy_decrease: numbers::NOISY_DECREASE,
             variance_decay: numbers::VARIANCE_DECAY,
             smallest_variance: numbers::SMALLEST_VARIANCE,
+            largest_variance: numbers::LARGEST_VARIANCE,
             window: Trust::WINDOW,
             significant: Trust::SIGNIFICANT,
             after_fall: Trust::AFTER_FALL,
