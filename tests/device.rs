@@ -167,6 +167,7 @@ impl Case {
 
     /// Gradients of a random size, `None` where missing; sometimes with a bad element.
     fn grads(&mut self) -> (Vec<Owned>, Vec<bool>) {
+        let adaptive = self.is_adaptive();
         let seed = self.random.next();
         let scale = self.random.pick(&[1.0, 1.0, 1.0, 1.0, 1e-4, 1e3, 1e25, 1e-30, 1e-40]);
         let extreme = self.random.pick(&[1.0, 1.0, 1.0, 1e160, 1e-170, 1e306, 1e-308, 0.0, 1e38]);
@@ -177,6 +178,8 @@ impl Case {
             .map(|(k, len)| {
                 let dtype = self.grad_formats[k];
                 let scale = if dtype == DType::F64 { scale * extreme } else { scale };
+                // Variances differ by tensor, for the adaptive method beyond its bounds.
+                let scale = if adaptive { scale * [1.0, 0.03, 4.0, 0.25][k % 4] } else { scale };
                 let values: Vec<f64> = uniform(seed ^ k as u64, len).iter().map(|x| x * scale).collect();
                 Owned::from_f64(dtype, &values)
             })
