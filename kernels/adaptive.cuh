@@ -171,13 +171,8 @@ __device__ __forceinline__ void conclude_adaptively(const Launch& launch, Decisi
         const double step_size = fmin(rate * norm * settings.multiplier, fmin(settings.max_step_size, RFD_F64_MAX));
         const double learning_rate = step_size / norm;
         scratch.history = history;
-        const double finite[] = {averaged,       single,          learning_rate,         history.sum,
-                                 history.squares, history.sum_before, history.squares_before};
-        bool all = true;
-        for (double x : finite) {
-            all = all && is_finite(x);
-        }
-        if (all) {
+        if (is_finite(averaged) && is_finite(single) && is_finite(learning_rate) && is_finite(history.sum) &&
+            is_finite(history.squares) && is_finite(history.sum_before) && is_finite(history.squares_before)) {
             decision.theta = RFD_F64_INFINITY;
             decision.step_size = step_size;
             decision.learning_rate = learning_rate;

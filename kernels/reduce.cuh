@@ -152,7 +152,7 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<KIND>& scratc
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
         fold_segment<KIND>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
-                              __shfl_sync(RFD_FULL_WARP, segment, source));
+                           __shfl_sync(RFD_FULL_WARP, segment, source));
     }
 }
 
