@@ -141,8 +141,10 @@ typedef struct RfdHistory {
     double windows;          // that are complete
     double sum;              // of this window's losses
     double squares;          // of differences between each of them and the one before
-    double sum_before;       // both of the window before
+    double promised;         // what this window's steps were to lower the loss by
+    double sum_before;       // the three of the window before
     double squares_before;
+    double promised_before;
 } RfdHistory;
 
 typedef struct RfdTensorHistory {
@@ -162,10 +164,9 @@ typedef struct RfdAdaptive {
     double smallest_variance;  // of a tensor, as a share of the mean
     double largest_variance;
     double window;             // steps whose losses are compared with those before
-    double significant;        // fall of the loss, in standard errors
-    double after_fall;         // what the trust is multiplied with after a significant fall,
-    double after_rise;         // after a rise,
-    double after_neither;      // and after neither
+    double share;              // of the promised fall that has to come
+    double after_less;         // what the trust is multiplied with after less
+    double after_more;         // and after more
     double smallest_trust;
     uint32_t ramp;             // the first step is 2^(1 - ramp) of the rule's
     uint32_t tensorwise;       // not 0: each tensor has a length scale of its own

@@ -81,13 +81,15 @@ RFD_SHARED_CODE inline double scale_of(const Launch launch, const Decision& deci
 __device__ __forceinline__ double verdict(const RfdAdaptive& adaptive, const RfdHistory& history)
 {
     const double fall = history.sum_before - history.sum;
-    if (fall > adaptive.significant * sqrt((history.squares_before + history.squares) / 2.0)) {
-        return adaptive.after_fall;
+    const double promise = adaptive.share * (adaptive.window * ((history.promised_before + history.promised) / 2.0));
+    const double noise = sqrt((history.squares_before + history.squares) / 2.0);
+    if (fall < promise - noise) {
+        return adaptive.after_less;
     }
-    return fall < 0.0 ? adaptive.after_rise : adaptive.after_neither;
+    return fall > promise ? adaptive.after_more : 1.0;
 }
 
-// What will be remembered of all tensors together.
+// What will be remembered of all tensors together, but for what the step promises.
 __device__ __forceinline__ RfdHistory observed(const RfdAdaptive& adaptive, RfdHistory history, double loss)
 {
     const double beta = adaptive.averaging;
@@ -109,7 +111,8 @@ __device__ __forceinline__ RfdHistory observed(const RfdAdaptive& adaptive, RfdH
     history.windows += 1.0;
     history.sum_before = history.sum;
     history.squares_before = history.squares;
-    history.sum = history.squares = 0.0;
+    history.promised_before = history.promised;
+    history.sum = history.squares = history.promised = 0.0;
     return history;
 }
 
@@ -162,7 +165,7 @@ __device__ __forceinline__ void conclude_adaptively(const Launch& launch, Decisi
     } else if (averaged == 0.0) {
         decision.reason = RFD_REASON_ZERO_GRADIENT;
     } else {
-        const RfdHistory history = observed(adaptive, *history_after(step, decision.applied), decision.loss);
+        RfdHistory history = observed(adaptive, *history_after(step, decision.applied), decision.loss);
         const double loss = history.loss / (1.0 - history.loss_rest) - adaptive.loss_bound;
         const double rate =
             history.factor *
@@ -170,9 +173,11 @@ __device__ __forceinline__ void conclude_adaptively(const Launch& launch, Decisi
         const double norm = sqrt(averaged);
         const double step_size = fmin(rate * norm * settings.multiplier, fmin(settings.max_step_size, RFD_F64_MAX));
         const double learning_rate = step_size / norm;
+        history.promised += step_size * norm;
         scratch.history = history;
         if (is_finite(averaged) && is_finite(single) && is_finite(learning_rate) && is_finite(history.sum) &&
-            is_finite(history.squares) && is_finite(history.sum_before) && is_finite(history.squares_before)) {
+            is_finite(history.squares) && is_finite(history.promised) && is_finite(history.sum_before) &&
+            is_finite(history.squares_before) && is_finite(history.promised_before)) {
             decision.theta = RFD_F64_INFINITY;
             decision.step_size = step_size;
             decision.learning_rate = learning_rate;

@@ -34,6 +34,8 @@ struct Reference {
     adaptive: Adaptive,
     groups: [Group; 2],
     losses: Vec<f64>,
+    /// Of each step: what it was to lower the loss by.
+    promised: Vec<f64>,
     /// By step and tensor.
     gradients: Vec<Vec<Vec<f64>>>,
 }
@@ -51,15 +53,19 @@ impl Reference {
             let steps = 8 * w..8 * (w + 1);
             let sum: f64 = self.losses[steps.clone()].iter().sum();
             let difference = |i: usize| if i == 0 { 0.0 } else { self.losses[i] - self.losses[i - 1] };
-            (sum, steps.map(|i| difference(i).powi(2)).sum::<f64>())
+            // A step's promise is about the loss after it.
+            let promised: f64 = steps.clone().filter(|&i| i > 0).map(|i| self.promised[i - 1]).sum();
+            (sum, steps.map(|i| difference(i).powi(2)).sum::<f64>(), promised)
         };
         (1..self.losses.len() / 8).fold(1.0, |trust: f64, w| {
-            let ((before, noise_before), (now, noise)) = (window(w - 1), window(w));
-            let fall = before - now;
-            let factor = match fall / ((noise_before + noise) / 2.0).sqrt() {
-                x if x > 1.0 => 1.5,
-                x if x < 0.0 => 0.5,
-                _ => 0.8,
+            let ((before, noise_before, promised_before), (now, noise, promised)) =
+                (window(w - 1), window(w));
+            let (fall, promise) = (before - now, 0.1 * 8.0 * (promised_before + promised) / 2.0);
+            let noise = ((noise_before + noise) / 2.0).sqrt();
+            let factor = match fall {
+                _ if fall < promise - noise => 0.5,
+                _ if fall > promise => 1.5,
+                _ => 1.0,
             };
             (trust * factor).clamp(1e-3, 1.0)
         })
@@ -97,6 +103,7 @@ impl Reference {
         let loss = self.average(beta, |i| self.losses[i]) - self.adaptive.loss_bound;
         let rate = self.trust() * (ramp * 0.1 / averaged).min(3.0 / single) * loss;
         let rate = rate.min(cap / averaged.sqrt());
+        self.promised.push(rate * averaged);
         averages
             .iter()
             .zip(&weights)
@@ -129,7 +136,7 @@ proptest! {
     ) {
         let adaptive = Adaptive { anisotropy, averaging, loss_bound };
         let groups = [Group::default(), Group { length_scale_factor: factor, multiplier, ..Group::default() }];
-        let mut reference = Reference { adaptive, groups, losses: Vec::new(), gradients: Vec::new() };
+        let mut reference = Reference { adaptive, groups, losses: Vec::new(), promised: Vec::new(), gradients: Vec::new() };
         let mut values: Vec<Owned> = sizes.iter().map(|&n| Owned::F64(vec![0.0; n])).collect();
         let max_step_size = (cap < f64::MAX).then_some(cap);
         let options = Options { max_step_size, ..options(groups) };

@@ -61,9 +61,12 @@ pub(crate) struct Trust {
     pub sum: f64,
     /// Sum of squared differences between each of its losses and the one before.
     pub squares: f64,
-    /// The same two of the window before.
+    /// What its steps were to lower the loss by, to first order.
+    pub promised: f64,
+    /// The same three of the window before.
     pub sum_before: f64,
     pub squares_before: f64,
+    pub promised_before: f64,
 }
 
 /// What a step knows of a tensor.
@@ -123,7 +126,7 @@ impl History {
             return Err(SkipReason::OutOfRange);
         }
         let beta = rule.averaging;
-        let history = History {
+        let mut history = History {
             loss: beta * self.loss + (1.0 - beta) * input.loss,
             loss_rest: self.loss_rest * beta,
             trust: self.trust.observe(input.loss),
@@ -160,8 +163,9 @@ impl History {
         let norm = averaged.sqrt();
         let step_size = (rate * norm * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
         let learning_rate = step_size / norm;
-        let trust = &history.trust;
-        let remembered = [trust.sum, trust.squares, trust.sum_before, trust.squares_before];
+        history.trust.promised += step_size * norm;
+        let Trust { sum, squares, promised, sum_before, squares_before, promised_before, .. } = history.trust;
+        let remembered = [sum, squares, promised, sum_before, squares_before, promised_before];
         let finite = [averaged, single, learning_rate].into_iter().chain(remembered);
         if !finite.chain(history.tensors.iter().map(|tensor| tensor.squares)).all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
@@ -235,12 +239,12 @@ impl Trust {
     /// Steps whose losses are compared with those of the steps before.
     pub(crate) const WINDOW: f64 = 8.0;
     pub(crate) const SMALLEST: f64 = 1e-3;
-    /// A fall by more than so many standard errors is one.
-    pub(crate) const SIGNIFICANT: f64 = 1.0;
-    /// What the factor is multiplied with after a fall of the loss, after a rise, and after neither.
-    pub(crate) const AFTER_FALL: f64 = 1.5;
-    pub(crate) const AFTER_RISE: f64 = 0.5;
-    pub(crate) const AFTER_NEITHER: f64 = 0.8;
+    /// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the time, also in
+    /// good runs.
+    pub(crate) const SHARE: f64 = 0.1;
+    /// What the factor is multiplied with after less and after more than that.
+    pub(crate) const AFTER_LESS: f64 = 0.5;
+    pub(crate) const AFTER_MORE: f64 = 1.5;
 
     fn new() -> Self {
         Self {
@@ -250,8 +254,10 @@ impl Trust {
             windows: 0.0,
             sum: 0.0,
             squares: 0.0,
+            promised: 0.0,
             sum_before: 0.0,
             squares_before: 0.0,
+            promised_before: 0.0,
         }
     }
 
@@ -276,22 +282,28 @@ impl Trust {
             windows: next.windows + 1.0,
             sum: 0.0,
             squares: 0.0,
+            promised: 0.0,
             sum_before: next.sum,
             squares_before: next.squares,
+            promised_before: next.promised,
             ..next
         }
     }
 
-    /// From two complete windows. Half a mean squared difference of successive losses is the variance of their noise, whatever
-    /// the trend; so the standard error of the fall of the sum is √((squares_before + squares)/2).
+    /// From two complete windows: less than was promised beyond doubt, more than was promised, or neither. Between windows the
+    /// sum of the losses should fall by their length times what the steps of one window promised. Half a mean squared difference of
+    /// successive losses is the variance of their noise, whatever the trend; so the standard error of the fall is
+    /// √((squares_before + squares)/2).
     fn verdict(&self) -> f64 {
         let fall = self.sum_before - self.sum;
-        if fall > Self::SIGNIFICANT * ((self.squares_before + self.squares) / 2.0).sqrt() {
-            Self::AFTER_FALL
-        } else if fall < 0.0 {
-            Self::AFTER_RISE
+        let promise = Self::SHARE * (Self::WINDOW * ((self.promised_before + self.promised) / 2.0));
+        let noise = ((self.squares_before + self.squares) / 2.0).sqrt();
+        if fall < promise - noise {
+            Self::AFTER_LESS
+        } else if fall > promise {
+            Self::AFTER_MORE
         } else {
-            Self::AFTER_NEITHER
+            1.0
         }
     }
 }

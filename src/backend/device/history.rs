@@ -37,10 +37,9 @@ impl HistoryMemory {
             smallest_variance: numbers::SMALLEST_VARIANCE,
             largest_variance: numbers::LARGEST_VARIANCE,
             window: Trust::WINDOW,
-            significant: Trust::SIGNIFICANT,
-            after_fall: Trust::AFTER_FALL,
-            after_rise: Trust::AFTER_RISE,
-            after_neither: Trust::AFTER_NEITHER,
+            share: Trust::SHARE,
+            after_less: Trust::AFTER_LESS,
+            after_more: Trust::AFTER_MORE,
             smallest_trust: Trust::SMALLEST,
             ramp: numbers::RAMP as u32,
             tensorwise: (adaptive.anisotropy == Anisotropy::Tensorwise).into(),
@@ -76,8 +75,21 @@ impl HistoryMemory {
 
 /// In the order of [`RfdHistory`].
 fn head_words(history: &History) -> [f64; HEAD] {
-    let Trust { factor, last, steps, windows, sum, squares, sum_before, squares_before } = history.trust;
-    [history.loss, history.loss_rest, factor, last, steps, windows, sum, squares, sum_before, squares_before]
+    let History { loss, loss_rest, trust, .. } = history;
+    [
+        *loss,
+        *loss_rest,
+        trust.factor,
+        trust.last,
+        trust.steps,
+        trust.windows,
+        trust.sum,
+        trust.squares,
+        trust.promised,
+        trust.sum_before,
+        trust.squares_before,
+        trust.promised_before,
+    ]
 }
 
 /// In the order of [`RfdTensorHistory`].
@@ -86,8 +98,32 @@ fn tensor_words(tensor: &TensorHistory) -> [f64; PER_TENSOR] {
 }
 
 fn history(head: &[f64; HEAD], tensors: &[[f64; PER_TENSOR]]) -> History {
-    let [loss, loss_rest, factor, last, steps, windows, sum, squares, sum_before, squares_before] = *head;
-    let trust = Trust { factor, last, steps, windows, sum, squares, sum_before, squares_before };
+    let [
+        loss,
+        loss_rest,
+        factor,
+        last,
+        steps,
+        windows,
+        sum,
+        squares,
+        promised,
+        sum_before,
+        squares_before,
+        promised_before,
+    ] = *head;
+    let trust = Trust {
+        factor,
+        last,
+        steps,
+        windows,
+        sum,
+        squares,
+        promised,
+        sum_before,
+        squares_before,
+        promised_before,
+    };
     let tensor = |&[squares, squares_rest, average_rest]: &[f64; PER_TENSOR]| TensorHistory {
         squares,
         squares_rest,
