@@ -55,6 +55,16 @@
 #define RFD_DESIGN_C_OPTIMAL 1
 
 /**
+ * Each tensor has a length scale of its own.
+ */
+#define RFD_ANISOTROPY_TENSORWISE 0
+
+/**
+ * All parameters share one, but for the factors of groups.
+ */
+#define RFD_ANISOTROPY_ISOTROPIC 1
+
+/**
  * IEEE binary32.
  */
 #define RFD_DTYPE_F32 0
@@ -396,7 +406,7 @@ typedef struct rfd_group {
      */
     double multiplier;
     /**
-     * In [0, 1). Default 0: no velocity is kept.
+     * In [0, 1). Default 0: no velocity is kept. Leave it at 0 with the adaptive method, which averages gradients itself.
      */
     double momentum;
     /**
@@ -503,6 +513,30 @@ typedef struct rfd_tensor_spec {
 } rfd_tensor_spec;
 
 /**
+ * Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which are for all
+ * networks.
+ */
+typedef struct rfd_adaptive {
+    /**
+     * sizeof(rfd_adaptive).
+     */
+    size_t size;
+    /**
+     * Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
+     */
+    double averaging;
+    /**
+     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0, which is right for
+     * cross entropy and squared errors.
+     */
+    double loss_bound;
+    /**
+     * One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
+     */
+    uint32_t anisotropy;
+} rfd_adaptive;
+
+/**
  * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
  */
 typedef struct rfd_tensor {
@@ -590,11 +624,13 @@ typedef struct rfd_step_report {
      */
     double grad_norm;
     /**
-     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1.
+     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With the adaptive
+     * method that of the averaged gradient.
      */
     double sigma_norm;
     /**
-     * Gradient cost quotient; infinite at a loss of the cost's mean or above, 0 in a skipped step.
+     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0 in a skipped
+     * step.
      */
     double theta;
     /**
@@ -602,7 +638,8 @@ typedef struct rfd_step_report {
      */
     double step_size;
     /**
-     * `step_size` / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the averaged one, and each
+     * tensor's scale beside; 0 in a skipped step.
      */
     double learning_rate;
     /**
@@ -1136,6 +1173,21 @@ rfd_status rfd_optimizer_create(const struct rfd_model *model,
                                 struct rfd_optimizer **optimizer);
 
 /**
+ * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training itself, without a
+ * fitted model. Otherwise as rfd_optimizer_create.
+ *
+ * `adaptive` may be null, for the defaults. RFD_ERROR_INVALID_ARGUMENT also for options of RFD as published: `mode`,
+ * `conservatism`, `inv_batch_size`, and `momentum` of groups, as gradients are averaged already. The halves of sharded steps,
+ * rfd_optimizer_squared_norm and rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors.
+ * A saved state can be loaded into an optimizer of the same method only.
+ */
+rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
+                                         const struct rfd_optimizer_options *options,
+                                         const struct rfd_tensor_spec *specs,
+                                         size_t count,
+                                         struct rfd_optimizer **optimizer);
+
+/**
  * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory; captured steps
  * must not be replayed any more. Parameters and gradients stay the caller's.
  */
@@ -1187,8 +1239,8 @@ rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
  * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on the device for a
  * device. Every rank must give the same norm and input; then all take bitwise the same step.
  *
- * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock, whose
- * norms a shard does not know.
+ * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock or the
+ * method is adaptive: a shard does not know the norms that they need.
  */
 rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,
@@ -1305,6 +1357,13 @@ rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
                                    const void *state,
                                    size_t size,
                                    void *stream);
+
+/**
+ * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
+ *
+ * `adaptive` must not be null. Any thread.
+ */
+rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).

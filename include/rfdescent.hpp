@@ -106,6 +106,13 @@ inline rfd_optimizer_options optimizer_options() {
     return options;
 }
 
+/// Settings of the adaptive method with their defaults.
+inline rfd_adaptive adaptive() {
+    rfd_adaptive settings;
+    check(rfd_adaptive_init(&settings, sizeof settings));
+    return settings;
+}
+
 /// The scalars of a step with their defaults.
 inline rfd_step_input step_input(double loss = 0.0) {
     rfd_step_input input;
@@ -398,21 +405,11 @@ inline rfd_tensor cuda_tensor(void *data, std::uint64_t count, std::uint32_t dty
 class optimizer {
 public:
     optimizer(const model &model, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
-        : handle_(detail::made<handle>([&](rfd_optimizer **out) {
-              std::vector<rfd_tensor_spec> specs;
-              for (const tensor_spec &tensor : tensors) {
-                  auto spec = detail::sized<rfd_tensor_spec>();
-                  spec.name = tensor.name.c_str();
-                  spec.shape = tensor.shape.data();
-                  spec.rank = static_cast<std::uint32_t>(tensor.shape.size());
-                  spec.dtype = tensor.dtype;
-                  spec.group = tensor.group;
-                  spec.flags = tensor.flags;
-                  spec.offset = tensor.offset;
-                  specs.push_back(spec);
-              }
-              return rfd_optimizer_create(model.get(), &options, specs.data(), specs.size(), out);
-          })) {}
+        : handle_(made(rfd_optimizer_create, model.get(), options, tensors)) {}
+
+    /// One of the adaptive method, which needs no model.
+    optimizer(const rfd_adaptive &adaptive, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
+        : handle_(made(rfd_adaptive_optimizer_create, &adaptive, options, tensors)) {}
 
     /// A step on the CPU.
     rfd_step_report step(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
@@ -499,6 +496,27 @@ public:
     rfd_optimizer *get() const noexcept { return handle_.get(); }
 
 private:
+    using handle = detail::handle<rfd_optimizer, rfd_optimizer_destroy>;
+
+    template <class Create, class Method>
+    static handle made(Create create, const Method *method, const rfd_optimizer_options &options,
+                       const std::vector<tensor_spec> &tensors) {
+        std::vector<rfd_tensor_spec> specs;
+        for (const tensor_spec &tensor : tensors) {
+            auto spec = detail::sized<rfd_tensor_spec>();
+            spec.name = tensor.name.c_str();
+            spec.shape = tensor.shape.data();
+            spec.rank = static_cast<std::uint32_t>(tensor.shape.size());
+            spec.dtype = tensor.dtype;
+            spec.group = tensor.group;
+            spec.flags = tensor.flags;
+            spec.offset = tensor.offset;
+            specs.push_back(spec);
+        }
+        return detail::made<handle>(
+            [&](rfd_optimizer **out) { return create(method, &options, specs.data(), specs.size(), out); });
+    }
+
     static void same_length(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads) {
         if (params.size() != grads.size()) {
             throw error(RFD_ERROR_INVALID_ARGUMENT, "number of grads = " + std::to_string(grads.size()) + ": there are " +
@@ -506,7 +524,6 @@ private:
         }
     }
 
-    using handle = detail::handle<rfd_optimizer, rfd_optimizer_destroy>;
     handle handle_;
 };
 

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, Observation, StepRule};
-use rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 fn root() -> &'static Path {
@@ -130,7 +130,7 @@ fn examples_take_the_steps_of_the_rust_interface() {
         return;
     };
     let file = stage.path().join("model.json");
-    let output = run(Command::new(program).args(["--trace", "--model"]).arg(&file));
+    let output = run(Command::new(&program).args(["--trace", "--model"]).arg(&file));
     let model = Model::load(&file).unwrap();
     let steps: Vec<&str> = output.lines().filter(|line| line.starts_with("step ")).collect();
     assert_eq!(steps.len(), 3 * (6000 / 128));
@@ -141,9 +141,11 @@ fn examples_take_the_steps_of_the_rust_interface() {
         let expected = model.step(&observation, &StepRule::default()).unwrap().step_size;
         assert_eq!(expected.to_bits(), step_size.to_bits(), "{line}");
     }
-    let accuracy: f64 =
-        output.trim_end().rsplit("accuracy ").next().unwrap().trim_end_matches(" %").parse().unwrap();
-    assert!(accuracy > 85.0, "the example does not learn:\n{output}");
+    for output in [&output, &run(Command::new(&program).arg("--adaptive"))] {
+        let accuracy: f64 =
+            output.trim_end().rsplit("accuracy ").next().unwrap().trim_end_matches(" %").parse().unwrap();
+        assert!(accuracy > 85.0, "the example does not learn:\n{output}");
+    }
 
     let sources = [&network[..], &["examples/cpp/train.cpp"]].concat();
     let Some(program) = build(stage.path(), "train-cpp", &sources) else { return };
@@ -194,9 +196,6 @@ fn hash(bytes: impl Iterator<Item = u8>) -> String {
 fn steps_from_c_have_the_bits_of_the_rust_interface() {
     let stage = stage();
     let Some(program) = build(stage.path(), "parity", &["tests/c/parity.c"]) else { return };
-    let output = run(&mut Command::new(program));
-    let mut lines = output.lines();
-
     let moments = Moments {
         mean: 2.5,
         variance: 0.01,
@@ -206,16 +205,19 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
         dims: 79_430,
     };
     let model = Model::new(Family::RationalQuadratic { beta: 1.0 }, moments).unwrap();
-    let second = Group {
-        momentum: 0.9,
-        weight_decay: 0.01,
-        length_scale_factor: 0.5,
-        norm_lock: true,
-        ..Group::default()
-    };
+    check_parity(run(Command::new(&program).arg("published")), model.into(), 1.0 / 128.0, 0.9);
+    let adaptive = Adaptive { averaging: 0.8, loss_bound: -2.0, ..Adaptive::default() };
+    check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into(), 0.0, 0.0);
+}
+
+/// Takes the steps of `tests/c/parity.c` and compares with what it printed.
+fn check_parity(output: String, method: Method, inv_batch_size: f64, momentum: f64) {
+    let mut lines = output.lines();
+    let second =
+        Group { momentum, weight_decay: 0.01, length_scale_factor: 0.5, norm_lock: true, ..Group::default() };
     let options = Options {
         groups: vec![Group::default(), second],
-        inv_batch_size: 1.0 / 128.0,
+        inv_batch_size,
         stochastic_rounding: Some(7),
         ..Options::default()
     };
@@ -229,10 +231,10 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
             ..TensorSpec::new(name, &[count], dtype)
         })
         .collect();
-    let mut optimizer = Optimizer::new(model, options, specs).unwrap();
+    let mut optimizer = Optimizer::new(method, options, specs).unwrap();
     let mut random = SplitMix(0);
     let mut p = random.tensors();
-    for step in 0..5 {
+    for step in 0..35 {
         let g = random.tensors();
         let report = optimizer
             .step(
@@ -248,9 +250,10 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
                     GradRef::from(&g.c[..]),
                     GradRef::from(&g.d[..]),
                 ],
-                &StepInput::new(2.4 - 0.25 * f64::from(step)),
+                &StepInput::new(2.4 - 0.0625 * f64::from(step)),
             )
             .unwrap();
+        assert_eq!(report.outcome, Outcome::Applied);
         let line = lines.next().unwrap();
         let fields: Vec<u64> = line.split(' ').skip(2).map(|field| hex_float(field).to_bits()).collect();
         let numbers = [

@@ -5,7 +5,7 @@ mod covariance_support;
 use std::fs;
 
 use covariance_support::{families, opaque};
-use rfdescent::covariance::{Family, Model, StepMode, StepRule, validate_inv_batch_size};
+use rfdescent::covariance::{Family, Model, StepMode, StepRule, TensorFactor, validate_inv_batch_size};
 use rfdescent::{Error, Moments};
 
 /// Numbers whose shortest decimal forms have 16 and 17 digits.
@@ -173,4 +173,35 @@ fn user_covariances_cannot_be_saved() {
     let message = model.save(&folder.path().join("model.json")).unwrap_err().to_string();
     assert!(message.contains("opaque") && message.contains("with_covariance"), "{message}");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+fn factor(name: &str, dims: u64, length_scale_factor: f64) -> TensorFactor {
+    TensorFactor { name: name.into(), dims, length_scale_factor }
+}
+
+#[test]
+fn models_with_tensors_read_back_to_the_same_bits_and_files_without_load() {
+    let moments = Moments { dims: 10, ..moments() };
+    let plain = Model::new(Family::Matern32, moments).unwrap();
+    assert!(!plain.to_json().unwrap().contains("tensors"));
+    assert_eq!(Model::from_json(&plain.to_json().unwrap()).unwrap().tensors(), []);
+    let tensors = vec![factor("a, b", 7, 1.0 / 3.0), factor("c", 3, 5.7)];
+    let model = plain.with_tensors(tensors.clone()).unwrap();
+    let json = model.to_json().unwrap();
+    let loaded = Model::from_json(&json).unwrap();
+    assert_eq!((loaded.tensors(), loaded.moments()), (&tensors[..], model.moments()));
+    assert_eq!(loaded.length_scale().to_bits(), model.length_scale().to_bits());
+
+    for (from, to, said) in [
+        ("\"name\": \"c\"", "\"name\": \"a, b\"", "`a, b`: is listed twice"),
+        ("\"dims\": 3", "\"dims\": 0", "`c`: has no elements"),
+        ("\"dims\": 3", "\"dims\": 4", "sum of the tensors' sizes, 11"),
+        ("5.7", "-5.7", "`c`: has length-scale factor -5.7"),
+        ("5.7", "1e200", "`c`: has length-scale factor"),
+        ("length_scale_factor", "factor", "length_scale_factor"),
+    ] {
+        assert!(json.contains(from), "{json}");
+        let error = Model::from_json(&json.replacen(from, to, 1)).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }

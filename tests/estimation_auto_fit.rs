@@ -499,3 +499,124 @@ fn bad_options_are_named() {
     let mut sampler = (0, |_, _| Ok(BatchSample { loss: 1.0, sq_grad_norm: 1.0 }));
     assert!(small(None).run(&mut sampler, &mut go_on).unwrap_err().to_string().contains("dims"));
 }
+
+fn tensor(name: &str, dims: u64) -> TensorDims {
+    TensorDims { name: name.into(), dims }
+}
+
+/// [`cost`] with two tensors that share ‖g‖² 1 : 3, by a closure.
+fn blocks() -> impl Sampler {
+    (vec![tensor("weight, first", 600), tensor("bias", 400)], shares())
+}
+
+fn shares() -> impl FnMut(u64, u64) -> Result<(f64, Vec<f64>), SamplerError> {
+    let mut simulated = cost();
+    move |batch_size, seed| {
+        let BatchSample { loss, sq_grad_norm } = simulated.sample(batch_size, seed)?;
+        Ok((loss, vec![0.25 * sq_grad_norm, 0.75 * sq_grad_norm]))
+    }
+}
+
+#[test]
+fn norms_of_tensors_are_recorded_and_a_resumed_run_has_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let in_memory = small(None).run(&mut blocks(), &mut go_on).unwrap();
+    // Multiples of 1/4 add up without rounding.
+    assert_eq!(in_memory.fit, small(None).run(&mut cost(), &mut go_on).unwrap().fit);
+    let fits = in_memory.fit_tensors().unwrap();
+    // All ‖g_k‖² are the same multiple of ‖g‖², so the variances are: v_k ∝ 0.25/600 and 0.75/400 around 1/1000.
+    for (fit, share) in fits.tensors.iter().zip([0.25, 0.75]) {
+        assert!((fit.grad_variance / (share * in_memory.fit.grad_variance) - 1.0).abs() < 1e-11, "{fit:?}");
+        let factor = (fit.dims as f64 / 1000.0 / share).sqrt();
+        assert!((fit.length_scale_factor / factor - 1.0).abs() < 1e-11, "{fit:?}");
+    }
+
+    for k in [0, 1, 7, 20] {
+        let path = folder.path().join(format!("{k}.csv"));
+        let stopped = small(Some(&path)).run(&mut blocks(), &mut |p| match p.batches >= k {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        });
+        assert!(matches!(stopped, Err(Error::Estimation(EstimationError::Interrupted { .. }))));
+        let content = std::fs::read_to_string(&path).unwrap();
+        assert!(
+            content.starts_with(
+                "loss,grad_norm,batchsize,time,\"sq_grad_norm:weight, first\",sq_grad_norm:bias\n"
+            ),
+            "{content}"
+        );
+        // The power went in the middle of the last row, or of the header.
+        std::fs::write(&path, &content[..content.len() - 2]).unwrap();
+        let resumed = small(Some(&path)).run(&mut blocks(), &mut go_on).unwrap();
+        assert_eq!((&resumed.fit, &resumed.statistics), (&in_memory.fit, &in_memory.statistics));
+        assert_eq!(SampleTable::read(&path).unwrap().statistics().unwrap(), in_memory.statistics);
+    }
+}
+
+#[test]
+fn caches_keep_their_columns_and_those_of_other_tensors_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    // Without columns of tensors: gone on with as it is.
+    let row = "2.5,50.25,30,0.5";
+    std::fs::write(&path, format!("loss,grad_norm,batchsize,time\n{row}\n")).unwrap();
+    let fitted = small(Some(&path)).run(&mut blocks(), &mut go_on).unwrap();
+    let table = SampleTable::read(&path).unwrap();
+    assert_eq!((table.samples.len() as u64, table.tensors.len()), (fitted.fit.batches, 0));
+    let error = fitted.fit_tensors().unwrap_err();
+    assert!(matches!(error, Error::Estimation(EstimationError::NoTensors)), "{error}");
+
+    // In another order: by name.
+    let header = "sq_grad_norm:bias,loss,batchsize,note,grad_norm,\"sq_grad_norm:weight, first\"";
+    std::fs::write(&path, format!("{header}\n1875,2.5,30,x,50,625\n")).unwrap();
+    let fitted = small(Some(&path)).run(&mut blocks(), &mut go_on).unwrap();
+    let table = SampleTable::read(&path).unwrap();
+    assert_eq!(table.tensors, ["bias", "weight, first"]);
+    assert!(table.samples.len() > 10);
+    // Norms are stored as roots, so ‖g‖² of a row is off by a few roundings.
+    let thirds = |row: &Vec<f64>| (row[0] / row[1] / 3.0 - 1.0).abs() < 1e-15;
+    assert!(table.sq_grad_norms.iter().all(thirds), "{:?}", table.sq_grad_norms);
+    assert_eq!(table.statistics().unwrap(), fitted.statistics);
+    let found: Vec<f64> = fitted.fit_tensors().unwrap().tensors.iter().map(|t| t.grad_variance).collect();
+    assert!((found[1] / found[0] / 3.0 - 1.0).abs() < 1e-11, "{found:?}");
+
+    let before = std::fs::read(&path).unwrap();
+    let others = |names: [&str; 2]| (vec![tensor(names[0], 600), tensor(names[1], 400)], shares());
+    for (error, words) in [
+        (small(Some(&path)).run(&mut cost(), &mut go_on), "`sq_grad_norm:bias` is of a tensor"),
+        (small(Some(&path)).run(&mut others(["weight, first", "x"]), &mut go_on), "`sq_grad_norm:bias`"),
+    ] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::File { .. }) && error.to_string().contains(words), "{error}");
+    }
+    std::fs::write(&path, "loss,grad_norm,batchsize,sq_grad_norm:bias\n").unwrap();
+    let error = small(Some(&path)).run(&mut blocks(), &mut go_on).unwrap_err().to_string();
+    assert!(error.contains("no column `sq_grad_norm:weight, first`"), "{error}");
+    std::fs::write(&path, &before).unwrap();
+    assert_eq!(small(Some(&path)).run(&mut blocks(), &mut go_on).unwrap().statistics, fitted.statistics);
+}
+
+#[test]
+fn tensors_that_cannot_be_are_named() {
+    for (tensors, words) in [
+        (vec![tensor("", 600), tensor("b", 400)], "no name for a column"),
+        (vec![tensor("a\nb", 600), tensor("b", 400)], "line breaks"),
+        (vec![tensor(" a", 600), tensor("b", 400)], "white space"),
+        (vec![tensor("a", 600), tensor("a", 400)], "`a`: is listed twice"),
+        (vec![tensor("a", 1000), tensor("b", 0)], "`b`: has no elements"),
+        (vec![tensor("a", u64::MAX), tensor("b", u64::MAX)], "sum of the tensors' sizes"),
+    ] {
+        let error = small(None).run(&mut (tensors, shares()), &mut go_on).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    for (squares, words) in [
+        (vec![1.0], "1 squared gradient norms for 2 tensors"),
+        (vec![1.0, f64::INFINITY], "sq_grad_norm = inf"),
+        (vec![-1.0, 2.0], "tensor `a`"),
+    ] {
+        let sample = move |_: u64, _: u64| Ok((1.0, squares.clone()));
+        let mut sampler = (vec![tensor("a", 6), tensor("b", 4)], sample);
+        let error = small(None).run(&mut sampler, &mut go_on).unwrap_err().to_string();
+        assert!(error.contains("sample 0") && error.contains(words), "{error}");
+    }
+}

@@ -1,6 +1,6 @@
 //! Sample files: what is read, and what is refused with which words.
 
-use rfdescent::estimation::{Sample, read_samples};
+use rfdescent::estimation::{Sample, SampleTable, read_samples};
 
 fn read(content: &str) -> Result<Vec<Sample>, String> {
     let folder = tempfile::tempdir().unwrap();
@@ -127,4 +127,66 @@ fn pipes_and_devices_are_refused() {
     std::fs::write(&file, "loss,sq_grad_norm,batchsize\n-2.5,9,20\n").unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
     assert_eq!(read_samples(&link).unwrap(), [SAMPLE]);
+}
+
+fn strings(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+fn read_table(content: &str) -> Result<SampleTable, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("samples.csv");
+    std::fs::write(&path, content).unwrap();
+    SampleTable::read(&path).map_err(|error| error.to_string())
+}
+
+#[test]
+fn columns_of_tensors_in_any_order_and_number() {
+    for (content, tensors, squares) in [
+        ("loss,grad_norm,batchsize,time\n-2.5,3,20,0\n", vec![], vec![]),
+        ("loss,grad_norm,batchsize,time,sq_grad_norm:w\n-2.5,3,20,0,9\n", vec!["w"], vec![9.0]),
+        (
+            "sq_grad_norm:b.weight,loss,sq_grad_norm,sq_grad_norm:a,batchsize\n4.5,-2.5,9,4.25,20\n",
+            vec!["b.weight", "a"],
+            vec![4.5, 4.25],
+        ),
+        // Names with commas, quotes and colons.
+        (
+            "loss,grad_norm,batchsize,\"sq_grad_norm:a, b\",\"sq_grad_norm:say \"\"x\"\"\",sq_grad_norm:c:0\n-2.5,3,20,1,\"2\",6\n",
+            vec!["a, b", "say \"x\"", "c:0"],
+            vec![1.0, 2.0, 6.0],
+        ),
+        // White space around names means nothing, and 0 is a norm.
+        ("loss,grad_norm,batchsize, sq_grad_norm: w \n-2.5,3,20, 0 \n", vec!["w"], vec![0.0]),
+    ] {
+        let table = read_table(content).unwrap();
+        assert_eq!((&table.samples[..], &table.tensors[..]), (&[SAMPLE][..], &strings(&tensors)[..]));
+        assert_eq!(table.sq_grad_norms, [squares], "{content}");
+        let statistics = table.statistics().unwrap();
+        let mut sorted = tensors.clone();
+        sorted.sort();
+        assert_eq!(statistics.tensors().collect::<Vec<_>>(), sorted);
+        assert_eq!(read(content), Ok(vec![SAMPLE]));
+    }
+}
+
+#[test]
+fn errors_of_tensor_columns_name_row_and_column() {
+    for cell in ["x", "", "nan", "inf", "-1", "1e121"] {
+        let content = format!("loss,grad_norm,batchsize,sq_grad_norm:w,time\n1,1,20,1,0\n1,1,20,{cell},0\n");
+        let error = read_table(&content).unwrap_err();
+        assert!(error.contains("row 3: column `sq_grad_norm:w`"), "{error}");
+        assert_eq!(read(&content).unwrap_err().rsplit("row 3").next(), error.rsplit("row 3").next());
+    }
+    for (header, words) in [
+        ("sq_grad_norm:w,sq_grad_norm:w", "`sq_grad_norm:w` more than once"),
+        ("sq_grad_norm:w,sq_grad_norm: w", "`sq_grad_norm:w` more than once"),
+        ("sq_grad_norm: ,sq_grad_norm:w", "without a tensor"),
+    ] {
+        let error = read_table(&format!("loss,grad_norm,batchsize,{header}\n1,1,20,1,1\n")).unwrap_err();
+        assert!(error.contains("row 1") && error.contains(words), "{error}");
+    }
+    // The last column of a tensor may be cut off.
+    let error = read_table("loss,grad_norm,batchsize,sq_grad_norm:w\n1,1,20,1\n1,1,20,1").unwrap_err();
+    assert!(error.contains("row 3") && error.contains("cut off"), "{error}");
 }

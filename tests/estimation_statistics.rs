@@ -172,3 +172,114 @@ fn counts_come_in_order() {
     assert_eq!((statistics.batches(), statistics.samples(), statistics.distinct_batch_sizes()), (3, 120, 2));
     assert!(fit(&statistics).is_err(), "constant losses");
 }
+
+/// Samples with the norms of two tensors, of which the first is a third of ‖g‖².
+fn with_tensors(samples: &[Sample]) -> SampleStatistics {
+    let mut statistics = SampleStatistics::new();
+    for sample in samples {
+        let third = sample.sq_grad_norm / 3.0;
+        statistics.push_tensors(sample, [("b", sample.sq_grad_norm - third), ("a", third)]).unwrap();
+    }
+    statistics
+}
+
+/// The means of the file by batch size and tensor.
+fn tensor_means(statistics: &SampleStatistics) -> Vec<(String, String, f64)> {
+    let json: serde_json::Value = serde_json::from_str(&statistics.to_json()).unwrap();
+    let groups = json["batch_sizes"].as_object().unwrap().iter();
+    groups
+        .flat_map(|(b, group)| {
+            let tensors = group["tensors"].as_object().unwrap().iter();
+            tensors.map(|(name, mean)| (b.clone(), name.clone(), mean.as_f64().unwrap())).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    /// Means of tensors, however gathered; each of n updates rounds a few times at values of at most 100. All else has
+    /// the same bits as without tensors.
+    #[test]
+    fn means_of_tensors(samples in samples(), cut in 0usize..120) {
+        let cut = cut.min(samples.len());
+        let whole = with_tensors(&samples);
+        let mut merged = with_tensors(&samples[cut..]);
+        merged.merge(&with_tensors(&samples[..cut]));
+        let mut want = Vec::new();
+        for (b, n, _) in two_pass(&samples) {
+            let squares = || samples.iter().filter(|s| s.batch_size == b).map(|s| s.sq_grad_norm);
+            for name in ["a", "b"] {
+                let of = |square: f64| if name == "a" { square / 3.0 } else { square - square / 3.0 };
+                want.push((b.to_string(), name.to_string(), squares().map(of).sum::<f64>() / n as f64));
+            }
+        }
+        let key = |(b, name, _): &(String, String, f64)| (b.clone(), name.clone());
+        want.sort_by_key(key);
+        for statistics in [&whole, &merged] {
+            let mut got = tensor_means(statistics);
+            got.sort_by_key(key);
+            prop_assert_eq!(got.len(), want.len());
+            for (got, want) in got.iter().zip(&want) {
+                prop_assert_eq!(key(got), key(want));
+                prop_assert!((got.2 - want.2).abs() <= 4.0 * 120.0 * f64::EPSILON * 100.0, "{got:?} {want:?}");
+            }
+        }
+        prop_assert_eq!(numbers(&whole), numbers(&gathered(&samples)));
+        prop_assert_eq!(whole.tensors().collect::<Vec<_>>(), ["a", "b"]);
+        prop_assert_eq!(SampleStatistics::from_json(&whole.to_json()).unwrap(), whole);
+    }
+}
+
+#[test]
+fn samples_of_other_tensors_are_refused_and_change_nothing() {
+    let statistics = with_tensors(&[GOOD]);
+    type Norms = &'static [(&'static str, f64)];
+    let cases: [(Norms, &str, &str); 7] = [
+        (&[], "a", "others have not"),
+        (&[("a", 1.0)], "b", "others have not"),
+        (&[("a", 1.0), ("b", 1.0), ("c", 1.0)], "c", "others have not"),
+        (&[("a", 1.0), ("b", -1.0)], "b", "at least 0"),
+        (&[("a", f64::NAN), ("b", 1.0)], "a", "finite"),
+        (&[("a", 1e121), ("b", 1.0)], "a", "1e120"),
+        (&[("a", 1.0), ("a", 1.0)], "a", "twice"),
+    ];
+    for (norms, name, words) in cases {
+        let mut changed = statistics.clone();
+        let error = changed.push_tensors(&GOOD, norms.iter().copied()).unwrap_err();
+        let (Error::Estimation(
+            EstimationError::OtherTensors { tensor } | EstimationError::InvalidTensor { tensor, .. },
+        ),) = (&error,)
+        else {
+            panic!("{error:?}");
+        };
+        assert!(tensor == name && error.to_string().contains(words), "{norms:?}: {error}");
+        assert_eq!(changed, statistics);
+    }
+    let mut without = gathered(&[GOOD]);
+    let error = without.push_tensors(&GOOD, [("a", 1.0)]).unwrap_err().to_string();
+    assert!(error.contains("`a`"), "{error}");
+    assert_eq!(without, gathered(&[GOOD]));
+
+    // A merge keeps what both have.
+    let mut merged = SampleStatistics::new();
+    merged.merge(&statistics);
+    merged.merge(&SampleStatistics::new());
+    assert_eq!(merged, statistics);
+    merged.merge(&without);
+    assert_eq!(merged, gathered(&[GOOD, GOOD]));
+}
+
+#[test]
+fn damaged_means_of_tensors_are_refused() {
+    let json = with_tensors(&[GOOD, Sample { batch_size: 50, ..GOOD }]).to_json();
+    let mean = GOOD.sq_grad_norm / 3.0;
+    for (from, to, reason) in [
+        (format!("\"a\": {mean:?}"), "\"a\": -1.0".to_string(), "batch size 20"),
+        ("\"a\"".to_string(), "\"c\"".to_string(), "tensor `"),
+    ] {
+        assert!(json.contains(&from), "{json}");
+        let error = SampleStatistics::from_json(&json.replacen(&from, &to, 1)).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}

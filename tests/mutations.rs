@@ -5,8 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rfdescent::covariance::{Family, Model, Observation, StepRule};
-use rfdescent::estimation::{Sample, SampleStatistics, fit, read_samples};
+use rfdescent::covariance::{Family, Model, Observation, StepRule, TensorFactor};
+use rfdescent::estimation::{Sample, SampleStatistics, SampleTable, TensorDims, fit, fit_tensors};
 use rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
@@ -153,7 +153,11 @@ fn moments() -> Moments {
 
 #[test]
 fn damaged_models() {
+    let factor =
+        |name: &str, dims, length_scale_factor| TensorFactor { name: name.into(), dims, length_scale_factor };
+    let tensors = vec![factor("weight", moments().dims - 10, 0.5), factor("bias", 10, 5.0)];
     let model = Model::new(Family::RationalQuadratic { beta: 1.5 }, moments()).unwrap();
+    let model = model.with_tensors(tensors).unwrap();
     attack(model.to_json().unwrap().as_bytes(), |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return false };
         let Ok(model) = Model::from_json(text) else { return false };
@@ -175,40 +179,48 @@ fn samples() -> Vec<Sample> {
         .collect()
 }
 
+/// A fit or an error, for all and by tensor.
+fn fit_all(statistics: &SampleStatistics) {
+    let _ = fit(statistics);
+    let tensors: Vec<TensorDims> =
+        statistics.tensors().map(|name| TensorDims { name: name.into(), dims: 10 }).collect();
+    if let Ok(fits) = fit_tensors(statistics, &tensors) {
+        assert!(fits.tensors.iter().all(|tensor| tensor.length_scale_factor > 0.0), "{fits:?}");
+    }
+}
+
 #[test]
 fn damaged_statistics() {
     let mut statistics = SampleStatistics::new();
     for sample in samples() {
-        statistics.push(&sample).unwrap();
+        statistics.push_tensors(&sample, [("a", sample.sq_grad_norm), ("b", 0.0)]).unwrap();
     }
     attack(statistics.to_json().as_bytes(), |bytes| {
         let Ok(text) = std::str::from_utf8(bytes) else { return false };
         let Ok(mut statistics) = SampleStatistics::from_json(text) else { return false };
-        // A fit or an error, and one that goes on.
-        let _ = fit(&statistics);
+        // And one that goes on.
+        fit_all(&statistics);
         let copy = statistics.clone();
         statistics.merge(&copy);
-        statistics.push(&samples()[0]).unwrap();
+        let names: Vec<String> = statistics.tensors().map(String::from).collect();
+        statistics.push_tensors(&samples()[0], names.iter().map(|name| (name.as_str(), 1.0))).unwrap();
         true
     });
 }
 
 #[test]
 fn damaged_samples() {
-    let mut csv = String::from("loss,grad_norm,batchsize,time\n");
+    let mut csv = String::from("loss,grad_norm,batchsize,time,sq_grad_norm:a,\"sq_grad_norm:b, c\"\n");
     for sample in samples() {
-        csv += &format!("{},{},{},1.5\n", sample.loss, sample.sq_grad_norm.sqrt(), sample.batch_size);
+        let Sample { loss, sq_grad_norm, batch_size } = sample;
+        csv += &format!("{loss},{},{batch_size},1.5,{sq_grad_norm},0.0\n", sq_grad_norm.sqrt());
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("samples.csv");
     attack(csv.as_bytes(), |bytes| {
         std::fs::write(&file, bytes).unwrap();
-        let Ok(samples) = read_samples(&file) else { return false };
-        let mut statistics = SampleStatistics::new();
-        for sample in &samples {
-            statistics.push(sample).unwrap();
-        }
-        let _ = fit(&statistics);
+        let Ok(table) = SampleTable::read(&file) else { return false };
+        fit_all(&table.statistics().unwrap());
         true
     });
 }

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
-use rfdescent::covariance::{Family, Model, StepMode, StepRule};
+use rfdescent::covariance::{Family, Model, StepMode, StepRule, TensorFactor};
 use rfdescent::optimizer::{
     Group, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
@@ -351,6 +351,26 @@ fn length_scale_factors_follow_the_anisotropic_model() {
     assert!((length / report.step_size - 1.0).abs() < 1e-14);
 }
 
+/// Steps of a model with length scales by tensor would be in the wrong norm without the groups that have them.
+#[test]
+fn a_model_with_length_scales_by_tensor_needs_its_groups() {
+    let factor = |name: &str, length_scale_factor| TensorFactor {
+        name: name.into(),
+        dims: 10_000,
+        length_scale_factor,
+    };
+    let tensors = vec![factor("t0", 0.5), factor("t1", 2.0)];
+    let model = model(Family::SquaredExponential).with_tensors(tensors.clone()).unwrap();
+    let specs = || -> Vec<_> { (0..2).map(|k| TensorSpec::new(format!("t{k}"), &[2], DType::F32)).collect() };
+    let error = Optimizer::new(model.clone(), Options::default(), specs()).unwrap_err().to_string();
+    assert!(error.contains("`t1`") && error.contains("per_tensor"), "{error}");
+    let others = vec![TensorSpec::new("other", &[2], DType::F32)];
+    let error = Optimizer::new(model.clone(), Options::default(), others).unwrap_err().to_string();
+    assert!(error.contains("`t0`"), "{error}");
+    let (options, specs) = Options::default().per_tensor(specs(), &tensors).unwrap();
+    Optimizer::new(model, options, specs).unwrap();
+}
+
 #[test]
 fn norm_lock_keeps_norms_and_leaves_zero_and_single_tensors_alone() {
     for momentum in [0.0, 0.9] {
@@ -678,4 +698,84 @@ proptest! {
             }
         }
     }
+}
+
+fn factor(name: &str, dims: u64, length_scale_factor: f64) -> TensorFactor {
+    TensorFactor { name: name.into(), dims, length_scale_factor }
+}
+
+/// Steps with length scales by tensor are the isotropic ones in coordinates y_k = x_k/f_k, where the gradient is f_k·g_k; with
+/// powers of two to the last bit.
+#[test]
+fn length_scales_by_tensor_are_a_change_of_coordinates() {
+    let sizes = [1, 31, 4097];
+    let factors = [4.0, 0.5, 2.0];
+    let tensors = |seed: u64, scale: &dyn Fn(usize) -> f64| -> Vec<Owned> {
+        let values = |k: usize| -> Vec<f64> {
+            uniform(seed + k as u64, sizes[k]).into_iter().map(|x| x * scale(k)).collect()
+        };
+        (0..3).map(|k| Owned::from_f64(DType::F64, &values(k))).collect()
+    };
+    let (mut x, g) = (tensors(1, &|_| 1.0), tensors(9, &|_| 1.0));
+    let (mut y, in_y) = (tensors(1, &|k| 1.0 / factors[k]), tensors(9, &|k| factors[k]));
+    let group = Group { momentum: 0.5, ..Group::default() };
+    let options = Options { groups: vec![group], ..Options::default() };
+
+    let specs: Vec<TensorSpec> = x.iter().enumerate().map(|(k, t)| spec(k, t)).collect();
+    let list: Vec<TensorFactor> =
+        [2, 0, 1].map(|k| factor(&format!("t{k}"), sizes[k] as u64, factors[k])).into();
+    let (per_tensor, specs) = options.clone().per_tensor(specs, &list).unwrap();
+    assert_eq!(specs.iter().map(|spec| spec.group).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(per_tensor.groups.iter().all(|group| group.momentum == 0.5));
+    let mut anisotropic = Optimizer::new(model(Family::SquaredExponential), per_tensor, specs).unwrap();
+    let mut isotropic = optimizer(&y, options);
+    for loss in [2.4, 2.0, 1.5] {
+        let report = step(&mut anisotropic, &mut x, &g, loss);
+        let same = step(&mut isotropic, &mut y, &in_y, loss);
+        assert_eq!((report.step_size, report.learning_rate), (same.step_size, same.learning_rate));
+    }
+    for (k, (x, y)) in x.iter().zip(&y).enumerate() {
+        let moved: Vec<f64> = y.to_f64().into_iter().map(|y| y * factors[k]).collect();
+        assert_eq!(x.to_f64(), moved);
+    }
+}
+
+#[test]
+fn groups_by_tensor_keep_the_settings_of_their_groups() {
+    let specs = || -> Vec<TensorSpec> {
+        [("weight", 1), ("running mean", 0), ("bias", 1)]
+            .map(|(name, group)| TensorSpec::new(name, &[4], DType::F32).in_group(group))
+            .into()
+    };
+    let decayed = Group { weight_decay: 0.1, length_scale_factor: 3.0, ..Group::default() };
+    let options =
+        Options { groups: vec![Group { momentum: 0.9, ..Group::default() }, decayed], ..Options::default() };
+    let tensors = [factor("bias", 4, 0.5), factor("weight", 4, 2.0)];
+    let (got, placed) = options.clone().per_tensor(specs(), &tensors).unwrap();
+    let scaled = |factor: f64| Group { length_scale_factor: factor, ..decayed };
+    assert_eq!(got, Options { groups: vec![scaled(6.0), options.groups[0], scaled(1.5)], ..options.clone() });
+    assert_eq!(
+        placed.iter().map(|spec| (spec.name.as_str(), spec.group)).collect::<Vec<_>>(),
+        [("weight", 0), ("running mean", 1), ("bias", 2)]
+    );
+    assert_eq!(options.clone().per_tensor(specs(), &[]).unwrap(), (options.clone(), specs()));
+
+    let wrong_group: Vec<TensorSpec> = specs().into_iter().map(|spec| spec.in_group(2)).collect();
+    for (specs, tensors, name, words) in [
+        (specs(), vec![factor("other", 4, 1.0)], "other", "not among the optimizer's tensors"),
+        (specs(), vec![factor("bias", 3, 1.0)], "bias", "3 elements in the model"),
+        (wrong_group, vec![factor("bias", 4, 1.0)], "weight", "group 2, but there are 2"),
+    ] {
+        match options.clone().per_tensor(specs, &tensors) {
+            Err(Error::Tensor { tensor, problem }) => {
+                assert!(tensor == name && problem.contains(words), "{tensor}: {problem}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // A shard has fewer elements, as long as it lies within the tensor.
+    let shard = |offset| vec![TensorSpec { offset, ..TensorSpec::new("bias", &[4], DType::F32) }];
+    let tensors = [factor("bias", 10, 2.0)];
+    assert!(Options::default().per_tensor(shard(6), &tensors).is_ok());
+    assert!(Options::default().per_tensor(shard(7), &tensors).is_err());
 }

@@ -1,4 +1,4 @@
-"""What is compared: tuned and tuning-free baselines, RFD as published, the adaptive candidate."""
+"""What is compared: tuned and tuning-free baselines, RFD as published and adaptive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from adaptive import Adaptive
 from torch import nn
 
 if TYPE_CHECKING:
@@ -43,6 +42,12 @@ def _rfd(network: nn.Module, run: Run) -> torch.optim.Optimizer:
     return rfdescent.RFD(network.parameters(), covariance_model=covariance)
 
 
+def _adaptive(network: nn.Module, run: Run) -> torch.optim.Optimizer:
+    import rfdescent
+
+    return rfdescent.AdaptiveRFD(network.parameters())
+
+
 METHODS: dict[str, Make] = {
     "sgd 1": _sgd(1.0),
     "sgd 0.3": _sgd(0.3),
@@ -53,7 +58,7 @@ METHODS: dict[str, Make] = {
     "prodigy": _prodigy,
     "schedule-free": _schedule_free,
     "rfd": _rfd,
-    "adaptive": lambda network, run: Adaptive(network.parameters()),
+    "adaptive": _adaptive,
 }
 
 # Of a grid the best counts, known only after training with all of it.

@@ -84,6 +84,40 @@ fn all_numbers_with_dims_and_nulls_without() {
 }
 
 #[test]
+fn columns_of_tensors_give_a_table_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("samples.csv");
+    let mut text = String::from("loss,sq_grad_norm,batchsize,sq_grad_norm:weight,\"sq_grad_norm:a, b\"\n");
+    for b in [20.0, 50.0, 225.0, 1000.0f64] {
+        let (std, weight, bias) = ((0.01 + 0.8 / b).sqrt(), 400.0 + 1e4 / b, 100.0 + 8e4 / b);
+        for loss in [2.0 + std, 2.0 - std] {
+            text += &format!("{loss},{},{b},{weight},{bias}\n", weight + bias);
+        }
+    }
+    fs::write(&path, text).unwrap();
+    let got = json(fit().arg(&path).args(["--json", "--tolerance", "9"]));
+    for (tensor, (name, variance, noise)) in
+        got["tensors"].as_array().unwrap().iter().zip([("weight", 400.0, 1e4), ("a, b", 100.0, 8e4)])
+    {
+        assert_eq!(tensor["name"], name);
+        assert!((tensor["grad_variance"].as_f64().unwrap() / variance - 1.0).abs() < 1e-11);
+        assert!((tensor["noise_grad_variance"].as_f64().unwrap() / noise - 1.0).abs() < 1e-11);
+    }
+    let text = fit().arg(&path).args(["--tolerance", "9"]).assert().success();
+    text.stdout(
+        predicate::str::is_match("(?m)^weight +4.000000e2 +80.0 % +1.000000e4\n^a, b .* 20.0 %").unwrap(),
+    );
+
+    let without = exact_samples(folder.path());
+    assert_eq!(
+        json(fit().arg(&without).args(["--json", "--tolerance", "9"]))["tensors"],
+        Value::Array(vec![])
+    );
+    let text = fit().arg(&without).args(["--tolerance", "9"]).assert().success();
+    text.stdout(predicate::str::contains("tensor").not());
+}
+
+#[test]
 fn an_unreliable_fit_warns_on_standard_error() {
     let folder = tempfile::tempdir().unwrap();
     let samples = exact_samples(folder.path());

@@ -90,6 +90,58 @@ fn json_is_one_document_the_same_each_time_and_nothing_else() {
 }
 
 #[test]
+fn length_scales_by_tensor_are_fitted_to_the_same_samples_and_kept_in_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = |name: &str| folder.path().join(name);
+    let run = |name: &str, arguments: &[&str]| -> serde_json::Value {
+        let (output, samples) = (output(name), output("samples.csv"));
+        train(&SMALL)
+            .arg("--output")
+            .arg(&output)
+            .arg("--samples")
+            .arg(samples)
+            .args(arguments)
+            .assert()
+            .success();
+        serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap()
+    };
+    let plain = run("plain", &[]);
+    let samples = fs::read_to_string(output("samples.csv")).unwrap();
+    let tensor = run("tensor", &["--anisotropy", "tensor"]);
+    assert_eq!(
+        fs::read_to_string(output("samples.csv")).unwrap(),
+        samples,
+        "the samples of the first run are enough"
+    );
+    assert_eq!((&plain["anisotropy"], &tensor["anisotropy"]), (&"none".into(), &"tensor".into()));
+    let fit = |report: &serde_json::Value, name: &str| report["seeds"][0]["fit"][name].clone();
+    assert_eq!(fit(&plain, "variance"), fit(&tensor, "variance"));
+    assert!(fit(&plain, "tensors").is_null());
+    assert_eq!(fit(&tensor, "tensors").as_array().unwrap().len(), 12);
+    assert_ne!(
+        plain["seeds"][0]["methods"][0]["epochs"][0]["step_size"],
+        tensor["seeds"][0]["methods"][0]["epochs"][0]["step_size"]
+    );
+
+    let model = |name: &str| rfdescent::covariance::Model::load(&output(name).join("model.json")).unwrap();
+    assert_eq!(model("plain").tensors(), []);
+    let model = model("tensor");
+    assert_eq!((model.tensors().len(), model.tensors()[0].name.as_str()), (12, "linear1.weight"));
+    assert_eq!(fit(&tensor, "grad_variance"), model.moments().grad_variance);
+
+    // Samples of before there were columns of tensors.
+    let old = output("old.csv");
+    let columns = |line: &str| line.split(',').take(4).collect::<Vec<_>>().join(",") + "\n";
+    fs::write(&old, samples.lines().map(columns).collect::<String>()).unwrap();
+    let old = old.to_str().unwrap();
+    train(&SMALL).args(["--samples", old]).assert().success();
+    let output = train(&SMALL).args(["--samples", old, "--anisotropy", "tensor"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("old.csv") && text.contains("--samples") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
 fn wrong_usage_is_one_line_with_the_choices() {
     refuses(&["--batch-size", "0"], 2, &["--batch-size", "2..=1000000"]);
     refuses(&["--epochs", "0"], 2, &["--epochs"]);
@@ -98,6 +150,7 @@ fn wrong_usage_is_one_line_with_the_choices() {
     refuses(&["--tolerance", "-inf"], 2, &["--tolerance", "-inf"]);
     refuses(&["--overwrite"], 2, &["--output"]);
     refuses(&["--model", "transformer"], 2, &["--model", "mlp, cnn"]);
+    refuses(&["--anisotropy", "element"], 2, &["--anisotropy", "none, tensor"]);
     refuses(&["--covariance", "linear"], 2, &["--covariance", "squared_exponential", "matern:1.5"]);
     refuses(&["--tolerance", "-1"], 2, &["--tolerance", "above 0"]);
     refuses(&["--train-images", "500"], 2, &["--batch-size 1024", "500"]);

@@ -1,9 +1,10 @@
 /* Trains a small network with Random Function Descent: sampling and fitting, then the training loop.
  *
- *     train [--data FOLDER] [--epochs N] [--seed S] [--model FILE] [--trace]
+ *     train [--data FOLDER] [--epochs N] [--seed S] [--model FILE | --adaptive] [--trace]
  *
  * FOLDER has MNIST's IDX files (or Fashion-MNIST's), unpacked; without it the program makes data. With --model the fitted model is
- * kept in FILE and read from there the next time. --trace prints every step, numbers as hexadecimal floats. */
+ * kept in FILE and read from there the next time; with --adaptive none is needed. --trace prints every step, numbers as hexadecimal
+ * floats. */
 #include <rfdescent.h>
 
 #include <stdio.h>
@@ -18,7 +19,7 @@
 
 typedef struct {
     const char *data, *model;
-    int epochs, trace;
+    int epochs, adaptive, trace;
     uint64_t seed;
 } arguments_t;
 
@@ -59,6 +60,9 @@ static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, doubl
 
 /* The model of the cost: from a file, or fitted to samples. */
 static int make_model(trainer_t *trainer, const arguments_t *arguments, rfd_model **model) {
+    if (arguments->adaptive) {
+        return 0;
+    }
     if (arguments->model) {
         rfd_status status = rfd_model_load(arguments->model, model);
         if (status != RFD_ERROR_IO) { /* a file that is not there yet is made below */
@@ -85,10 +89,8 @@ static int make_model(trainer_t *trainer, const arguments_t *arguments, rfd_mode
     return arguments->model ? check(rfd_model_save(*model, arguments->model), "saving the model") : 0;
 }
 
+/* Without a model the adaptive method's. */
 static int make_optimizer(const network_t *network, const rfd_model *model, rfd_optimizer **optimizer) {
-    rfd_optimizer_options options;
-    rfd_optimizer_options_init(&options, sizeof options);
-    options.inv_batch_size = 1.0 / BATCH_SIZE; /* loss and gradient are those of mini-batches */
     rfd_tensor_spec specs[NETWORK_TENSORS];
     for (int k = 0; k < NETWORK_TENSORS; k++) {
         const network_tensor_t *tensor = &network->tensors[k];
@@ -98,6 +100,12 @@ static int make_optimizer(const network_t *network, const rfd_model *model, rfd_
                                      .rank = tensor->rank,
                                      .dtype = RFD_DTYPE_F32};
     }
+    if (!model) {
+        return check(rfd_adaptive_optimizer_create(NULL, NULL, specs, NETWORK_TENSORS, optimizer), "optimizer");
+    }
+    rfd_optimizer_options options;
+    rfd_optimizer_options_init(&options, sizeof options);
+    options.inv_batch_size = 1.0 / BATCH_SIZE; /* loss and gradient are those of mini-batches */
     return check(rfd_optimizer_create(model, &options, specs, NETWORK_TENSORS, optimizer), "optimizer");
 }
 
@@ -177,6 +185,9 @@ static int parse(arguments_t *arguments, int argc, char **argv) {
         if (!strcmp(argv[i], "--trace")) {
             arguments->trace = 1;
             continue;
+        } else if (!strcmp(argv[i], "--adaptive")) {
+            arguments->adaptive = 1;
+            continue;
         } else if (!strcmp(argv[i], "--data") && value) {
             arguments->data = value;
         } else if (!strcmp(argv[i], "--model") && value) {
@@ -186,7 +197,8 @@ static int parse(arguments_t *arguments, int argc, char **argv) {
         } else if (!strcmp(argv[i], "--seed") && value) {
             arguments->seed = strtoull(value, NULL, 10);
         } else {
-            fprintf(stderr, "usage: %s [--data FOLDER] [--epochs N] [--seed S] [--model FILE] [--trace]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--data FOLDER] [--epochs N] [--seed S] [--model FILE | --adaptive] [--trace]\n",
+                    argv[0]);
             return -1;
         }
         i++;

@@ -20,7 +20,8 @@ mod search;
 mod special;
 mod squared_exponential;
 
-pub use anisotropy::sigma_norm;
+pub use anisotropy::{TensorFactor, sigma_norm};
+pub(crate) use anisotropy::{check_sizes, is_factor};
 pub use family::Family;
 pub use matern32::Matern32;
 pub use matern52::Matern52;

@@ -6,7 +6,8 @@ use statrs::function::erf::erf_inv;
 
 use super::search::{self, Noise, Objective};
 use super::{
-    Covariance, Family, NoStep, Observation, Profile, Step, StepMode, StepRule, validate_inv_batch_size,
+    Covariance, Family, NoStep, Observation, Profile, Step, StepMode, StepRule, TensorFactor, anisotropy,
+    validate_inv_batch_size,
 };
 use crate::{Error, Moments, Result};
 
@@ -26,6 +27,7 @@ struct Inner {
     slope: f64,
     /// The step at loss = μ, in length scales.
     plateau: f64,
+    tensors: Vec<TensorFactor>,
 }
 
 /// A function of the step size at one point: its value and its derivative.
@@ -106,7 +108,33 @@ impl Model {
             return Err(Error::invalid("covariance", name, expected));
         };
         let length_scale = square.sqrt();
-        Ok(Model { inner: Arc::new(Inner { family, covariance, moments, length_scale, slope, plateau }) })
+        let inner = Inner { family, covariance, moments, length_scale, slope, plateau, tensors: Vec::new() };
+        Ok(Model { inner: Arc::new(inner) })
+    }
+
+    /// The same model in a geometry where each tensor of parameters has a length scale of its own (paper, section
+    /// "Geometric anisotropy/Adaptive step sizes"). The moments have to belong to that geometry, as those of
+    /// [`TensorFits::moments`](crate::estimation::TensorFits::moments) do; step sizes and norms are then those of
+    /// [`sigma_norm`](super::sigma_norm).
+    ///
+    /// The model only carries the factors, also through files; an optimizer gets them by
+    /// [`Options::per_tensor`](crate::optimizer::Options::per_tensor).
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] names a tensor that is listed twice, has no elements or a factor outside its domain;
+    /// [`Error::InvalidArgument`] when the sizes do not add up to d.
+    pub fn with_tensors(self, tensors: Vec<TensorFactor>) -> Result<Model> {
+        anisotropy::validate(&tensors, self.moments().dims)?;
+        let inner = &*self.inner;
+        let (family, covariance, moments) = (inner.family, inner.covariance.clone(), inner.moments);
+        let Inner { length_scale, slope, plateau, .. } = *inner;
+        let inner = Inner { family, covariance, moments, length_scale, slope, plateau, tensors };
+        Ok(Model { inner: Arc::new(inner) })
+    }
+
+    /// The tensors with length scales of their own; empty for one length scale.
+    pub fn tensors(&self) -> &[TensorFactor] {
+        &self.inner.tensors
     }
 
     /// The moments the model was made from.

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Family, Model};
+use super::{Family, Model, TensorFactor};
 use crate::files::{read_regular, write_atomically};
 use crate::{Error, Moments, Result};
 
@@ -22,10 +22,13 @@ struct Contents {
     version: u64,
     covariance: Family,
     moments: Moments,
+    /// Releases before this field refuse files that have it, as they would not know the geometry of the moments.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<TensorFactor>,
 }
 
 impl Model {
-    /// The model as JSON: format, version, covariance and moments. Numbers read back to the same bits.
+    /// The model as JSON: format, version, covariance, moments and, where it has some, tensors. Numbers read back to the same bits.
     ///
     /// An error for a covariance that is not built in: it is code, so save the [moments](Model::moments) and build the
     /// model anew with [`Model::with_covariance`].
@@ -37,8 +40,13 @@ impl Model {
                 "only built-in covariances can be saved; save the moments and rebuild with Model::with_covariance",
             ));
         };
-        let contents =
-            Contents { format: FORMAT.into(), version: VERSION, covariance, moments: *self.moments() };
+        let contents = Contents {
+            format: FORMAT.into(),
+            version: VERSION,
+            covariance,
+            moments: *self.moments(),
+            tensors: self.tensors().to_vec(),
+        };
         // Nothing in it can fail: no maps with odd keys, no writer.
         let mut text = serde_json::to_string_pretty(&contents)
             .map_err(|error| Error::File { path: NO_PATH.into(), problem: error.to_string() })?;
@@ -85,5 +93,7 @@ fn parse(json: &str, path: &Path) -> Result<Model> {
     }
     // From the text, so that the message has line and column.
     let contents: Contents = serde_json::from_str(json).map_err(|error| problem(error.to_string()))?;
-    Model::new(contents.covariance, contents.moments).map_err(|error| problem(error.to_string()))
+    Model::new(contents.covariance, contents.moments)
+        .and_then(|model| model.with_tensors(contents.tensors))
+        .map_err(|error| problem(error.to_string()))
 }

@@ -5,6 +5,8 @@ use super::cache::{Opened, SampleCache};
 use super::design::{Design, DesignKind, DesignProblem, check_batch_sizes};
 use super::fit::{Fit, try_fit};
 use super::statistics::{Sample, SampleStatistics};
+use super::tensors::{TensorDims, TensorFits, fit_tensors};
+use crate::covariance::check_sizes;
 use crate::{Error, Moments, Result};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -34,7 +36,8 @@ pub type SamplerError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Evaluates the cost to be optimised; the only thing auto-fit needs from its user.
 ///
-/// A pair of d and a closure is a sampler as well.
+/// A pair of d and a closure is a sampler as well; so is a pair of the tensors and a closure that returns the squared
+/// gradient norm of each.
 pub trait Sampler {
     /// d, the number of parameters.
     fn dims(&self) -> u64;
@@ -66,6 +69,58 @@ pub trait Sampler {
             drawn.push(self.sample(request.batch_size, request.seed)?);
         }
         Ok(())
+    }
+
+    /// The tensors of parameters whose gradient norms [`sample_tensors`](Self::sample_tensors) gives; d is the sum of their
+    /// sizes. None by default.
+    fn tensors(&self) -> &[TensorDims] {
+        &[]
+    }
+
+    /// As [`sample`](Self::sample), and adds the squared norm ‖g_k‖² of each tensor's part of the gradient to
+    /// `sq_grad_norms`, in the order of [`tensors`](Self::tensors). Where there are tensors, it is called in place of the others,
+    /// unless a cache without columns for them is gone on with.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    fn sample_tensors(
+        &mut self,
+        batch_size: u64,
+        seed: u64,
+        sq_grad_norms: &mut Vec<f64>,
+    ) -> std::result::Result<BatchSample, SamplerError> {
+        let _ = sq_grad_norms;
+        self.sample(batch_size, seed)
+    }
+}
+
+/// The closure returns the mean loss and ‖g_k‖² of each tensor, whose sum ‖g‖² is.
+impl<F> Sampler for (Vec<TensorDims>, F)
+where
+    F: FnMut(u64, u64) -> std::result::Result<(f64, Vec<f64>), SamplerError>,
+{
+    fn dims(&self) -> u64 {
+        self.0.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.dims))
+    }
+
+    fn sample(&mut self, batch_size: u64, seed: u64) -> std::result::Result<BatchSample, SamplerError> {
+        self.sample_tensors(batch_size, seed, &mut Vec::new())
+    }
+
+    fn tensors(&self) -> &[TensorDims] {
+        &self.0
+    }
+
+    fn sample_tensors(
+        &mut self,
+        batch_size: u64,
+        seed: u64,
+        sq_grad_norms: &mut Vec<f64>,
+    ) -> std::result::Result<BatchSample, SamplerError> {
+        let (loss, squares) = self.1(batch_size, seed)?;
+        let sq_grad_norm = squares.iter().sum();
+        sq_grad_norms.extend(squares);
+        Ok(BatchSample { loss, sq_grad_norm })
     }
 }
 
@@ -105,8 +160,9 @@ pub struct AutoFit {
     /// How batch sizes are chosen; the Gibbs form.
     pub design: DesignKind,
     /// CSV file that keeps the samples: created, or gone on from. A row is handed to the operating system as soon as it is
-    /// drawn. Columns `loss,grad_norm,batchsize,time`; files with further columns are kept as they are. One file for each
-    /// network and data set: nothing in it says what it holds samples of.
+    /// drawn. Columns `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>` for each of the sampler's tensors; files
+    /// with further columns, or without those of tensors, are kept as they are. One file for each network and data set:
+    /// nothing in it says what it holds samples of.
     pub cache: Option<PathBuf>,
 }
 
@@ -147,6 +203,8 @@ pub struct AutoFitted {
     pub fit: Fit,
     /// d, as the sampler said.
     pub dims: u64,
+    /// The tensors, as the sampler said.
+    pub tensors: Vec<TensorDims>,
     /// The samples' statistics, for diagnostics or another fit.
     pub statistics: SampleStatistics,
     /// What the user should know: a cut-off row dropped from the cache, a budget too small for the tolerance.
@@ -157,6 +215,15 @@ impl AutoFitted {
     /// The moments a covariance model is made of.
     pub fn moments(&self) -> Moments {
         self.fit.moments(self.dims)
+    }
+
+    /// One length scale for each tensor, from the same samples.
+    ///
+    /// # Errors
+    /// Those of [`fit_tensors`]: [`EstimationError::NoTensors`] where the sampler has no tensors, or the samples went on
+    /// from a cache without them.
+    pub fn fit_tensors(&self) -> Result<TensorFits> {
+        fit_tensors(&self.statistics, &self.tensors)
     }
 }
 
@@ -179,7 +246,7 @@ impl AutoFit {
     ///
     /// # Errors
     /// - [`Error::InvalidArgument`] for an option outside its domain; [`Error::Io`] and [`Error::File`] for a cache that
-    ///   can't be used, before anything is drawn; [`Error::Io`] when a row can't be written, e.g. to a full disk.
+    ///   can't be used, before anything is drawn; [`Error::Tensor`] for a name that can't be a column's; [`Error::Io`] when a row can't be written, e.g. to a full disk.
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
     /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
@@ -193,6 +260,7 @@ impl AutoFit {
     ) -> Result<AutoFitted> {
         let dims = sampler.dims();
         let mut guess = Guess::new(self, dims)?;
+        check_tensors(sampler.tensors(), dims)?;
         let mut run = Run::open(self, sampler, progress)?;
         loop {
             let have = run.statistics.samples() as f64;
@@ -324,7 +392,9 @@ struct Run<'a> {
     sampler: &'a mut dyn Sampler,
     progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
     cache: Option<SampleCache>,
-    cached: std::vec::IntoIter<Sample>,
+    cached: std::vec::IntoIter<(Sample, Vec<f64>)>,
+    /// The sampler's tensors; empty where the cache has no columns for them.
+    tensors: Vec<TensorDims>,
     statistics: SampleStatistics,
     relative_std: Option<f64>,
     needed: Option<u64>,
@@ -339,9 +409,13 @@ impl<'a> Run<'a> {
         sampler: &'a mut dyn Sampler,
         progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
     ) -> Result<Self> {
+        let mut tensors = sampler.tensors().to_vec();
         let (cache, cached, warning) = match &options.cache {
             Some(path) => {
-                let Opened { cache, samples, warning } = SampleCache::open(path)?;
+                let Opened { cache, samples, warning } = SampleCache::open(path, &tensors)?;
+                if !cache.has_tensors() {
+                    tensors.clear();
+                }
                 (Some(cache), samples, warning)
             }
             None => (None, Vec::new(), None),
@@ -352,6 +426,7 @@ impl<'a> Run<'a> {
             progress,
             cache,
             cached: cached.into_iter(),
+            tensors,
             statistics: SampleStatistics::new(),
             relative_std: None,
             needed: None,
@@ -363,17 +438,22 @@ impl<'a> Run<'a> {
     /// Adds all cached samples that are left; whether there were any.
     fn take_all_cached(&mut self) -> Result<bool> {
         let any = self.cached.len() > 0;
-        for sample in self.cached.by_ref() {
-            self.statistics.push(&sample)?;
+        while let Some((sample, sq_grad_norms)) = self.cached.next() {
+            self.push(&sample, &sq_grad_norms)?;
         }
         Ok(any)
+    }
+
+    fn push(&mut self, sample: &Sample, sq_grad_norms: &[f64]) -> Result<()> {
+        let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
+        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))
     }
 
     /// Adds samples until there are `end` examples.
     fn advance(&mut self, design: &Design, end: u64) -> Result<Advance> {
         while self.statistics.samples() < end {
-            if let Some(sample) = self.cached.next() {
-                self.statistics.push(&sample)?;
+            if let Some((sample, sq_grad_norms)) = self.cached.next() {
+                self.push(&sample, &sq_grad_norms)?;
                 continue;
             }
             if !self.reported {
@@ -393,8 +473,9 @@ impl<'a> Run<'a> {
     fn requests(&self, design: &Design, end: u64) -> Vec<BatchRequest> {
         let (seed, max_budget) = (self.options.seed, self.options.max_budget);
         let (mut index, mut samples) = (self.statistics.batches(), self.statistics.samples());
+        let most = if self.tensors.is_empty() { self.sampler.most_at_once().max(1) } else { 1 };
         let mut requests = Vec::new();
-        while samples < end && requests.len() < self.sampler.most_at_once().max(1) {
+        while samples < end && requests.len() < most {
             let batch_size = design.quantile(quantile(seed, index));
             samples = samples.saturating_add(batch_size);
             if samples > max_budget {
@@ -407,10 +488,13 @@ impl<'a> Run<'a> {
     }
 
     fn draw(&mut self, requests: &[BatchRequest]) -> Result<()> {
+        if let ([request], false) = (requests, self.tensors.is_empty()) {
+            return self.draw_tensors(request);
+        }
         let mut drawn = Vec::with_capacity(requests.len());
         let outcome = self.sampler.sample_many(requests, &mut drawn);
         for (request, sample) in requests.iter().zip(&drawn) {
-            self.keep(request.batch_size, sample)?;
+            self.keep(request.batch_size, sample, &[])?;
         }
         let missing = requests.get(drawn.len());
         let source = match outcome {
@@ -422,15 +506,34 @@ impl<'a> Run<'a> {
         Err(self.failed(of, source))
     }
 
-    fn keep(&mut self, batch_size: u64, &BatchSample { loss, sq_grad_norm }: &BatchSample) -> Result<()> {
+    fn draw_tensors(&mut self, &BatchRequest { batch_size, seed }: &BatchRequest) -> Result<()> {
+        let mut sq_grad_norms = Vec::with_capacity(self.tensors.len());
+        let sample = self
+            .sampler
+            .sample_tensors(batch_size, seed, &mut sq_grad_norms)
+            .map_err(|source| self.failed(batch_size, source))?;
+        if sq_grad_norms.len() != self.tensors.len() {
+            let (found, tensors) = (sq_grad_norms.len(), self.tensors.len());
+            let problem = format!("the sampler gave {found} squared gradient norms for {tensors} tensors");
+            return Err(self.failed(batch_size, problem.into()));
+        }
+        self.keep(batch_size, &sample, &sq_grad_norms)
+    }
+
+    fn keep(
+        &mut self,
+        batch_size: u64,
+        &BatchSample { loss, sq_grad_norm }: &BatchSample,
+        sq_grad_norms: &[f64],
+    ) -> Result<()> {
         let checked = Sample { loss, sq_grad_norm, batch_size }.validate();
         checked.map_err(|e| self.failed(batch_size, e.into()))?;
         // The cache stores the norm: take what a resumed run will read.
         let grad_norm = sq_grad_norm.sqrt();
         let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
-        self.statistics.push(&sample).map_err(|e| self.failed(batch_size, e.into()))?;
+        self.push(&sample, sq_grad_norms).map_err(|e| self.failed(batch_size, e.into()))?;
         match &mut self.cache {
-            Some(cache) => cache.append(loss, grad_norm, batch_size),
+            Some(cache) => cache.append(loss, grad_norm, batch_size, sq_grad_norms),
             None => Ok(()),
         }
     }
@@ -460,8 +563,21 @@ impl<'a> Run<'a> {
         if let Some(unreliable) = fit.reliability(self.options.tolerance) {
             warnings.push(format!("max_budget = {} is used up: {unreliable}", self.options.max_budget));
         }
-        AutoFitted { fit, dims, statistics: self.statistics, warnings }
+        let tensors = self.sampler.tensors().to_vec();
+        AutoFitted { fit, dims, tensors, statistics: self.statistics, warnings }
     }
+}
+
+/// An error for names that would not come back from a file, and for sizes that do not add up to d.
+fn check_tensors(tensors: &[TensorDims], dims: u64) -> Result<()> {
+    for TensorDims { name, .. } in tensors {
+        if name.is_empty() || name.trim() != name || name.contains(['\n', '\r']) {
+            let problem = "is no name for a column: give one that is not empty, without line breaks and without white \
+                           space at its ends";
+            return Err(Error::tensor(name, problem));
+        }
+    }
+    check_sizes(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dims)), dims)
 }
 
 /// A random number of its own for each sample, so that a resumed run goes on as if it had not been interrupted.

@@ -16,6 +16,31 @@ pub enum EstimationError {
         /// What it has to be.
         expected: &'static str,
     },
+    /// The squared gradient norm of a tensor is outside its domain, or is given twice.
+    #[error("sample with the squared gradient norm {value:?} of tensor `{tensor}`: {expected}")]
+    InvalidTensor {
+        /// The tensor's name.
+        tensor: String,
+        /// The value that was given.
+        value: f64,
+        /// What it has to be.
+        expected: &'static str,
+    },
+    /// Samples with the gradient norms of different tensors, or some with and some without, do not mix.
+    #[error(
+        "some samples have the squared gradient norm of tensor `{tensor}` and others have not: give all samples those \
+         of the same tensors, or leave them out everywhere"
+    )]
+    OtherTensors {
+        /// A tensor that is not in all samples.
+        tensor: String,
+    },
+    /// There is nothing to fit for each tensor.
+    #[error(
+        "the samples have no squared gradient norms of tensors (columns `sq_grad_norm:<tensor>`), or not all those of \
+         the same tensors: draw them anew, into a new file, with a sampler that gives them"
+    )]
+    NoTensors,
     /// A line in 1/b needs two different batch sizes.
     #[error(
         "{found} distinct batch size(s): the variance and its noise share can only be told apart from at least 2; \

@@ -107,14 +107,7 @@ pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
 }
 
 pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit, EstimationError> {
-    let found = statistics.distinct_batch_sizes();
-    if found < 2 {
-        return Err(EstimationError::TooFewBatchSizes { found });
-    }
-    let abscissae: Vec<Abscissa> =
-        statistics.groups().map(|(b, group)| Abscissa { x: 1.0 / b as f64, count: group.count() }).collect();
-    check_distance(statistics)?;
-
+    let abscissae = abscissae(statistics)?;
     let squares_about = |line| {
         let mean = weighted_mean(statistics, line);
         statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
@@ -151,13 +144,20 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
 /// Batch sizes this close to each other (relative) leave nothing of a line in 1/b but rounding.
 const TOO_CLOSE: f64 = 1e-9;
 
-fn check_distance(statistics: &SampleStatistics) -> std::result::Result<(), EstimationError> {
+/// Where there are samples on the axis of 1/b; an error where they determine no line.
+pub(super) fn abscissae(
+    statistics: &SampleStatistics,
+) -> std::result::Result<Vec<Abscissa>, EstimationError> {
+    let found = statistics.distinct_batch_sizes();
+    if found < 2 {
+        return Err(EstimationError::TooFewBatchSizes { found });
+    }
     let sizes = || statistics.groups().map(|(b, _)| b);
     let (smallest, largest) = (sizes().next().unwrap_or(1), sizes().last().unwrap_or(1));
     if (largest - smallest) as f64 <= TOO_CLOSE * largest as f64 {
         return Err(EstimationError::BatchSizesTooClose { smallest, largest });
     }
-    Ok(())
+    Ok(statistics.groups().map(|(b, group)| Abscissa { x: 1.0 / b as f64, count: group.count() }).collect())
 }
 
 /// Squares below are close to losing digits when multiplied with each other.

@@ -1,9 +1,27 @@
-//! Samples as CSV: `loss,grad_norm,batchsize,time`, in any order, further columns ignored.
+//! Samples as CSV: `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>`, in any order, further columns ignored.
 
-use super::statistics::{LARGEST_NORM, Sample};
+use super::statistics::{LARGEST_NORM, Sample, SampleStatistics};
 use crate::files::read_regular;
 use crate::{Error, Result};
+use std::collections::HashSet;
 use std::path::Path;
+
+/// What the name of a tensor's column starts with; the tensor's name follows.
+const TENSOR: &str = "sq_grad_norm:";
+
+/// The columns of new files, before those of the tensors.
+const BASE: [&str; 4] = ["loss", "grad_norm", "batchsize", "time"];
+
+/// The first line of a new file, with its line break; names of tensors are quoted where CSV needs it.
+pub(super) fn header<'a>(tensors: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted = |name: String| match name.contains([',', '"']) {
+        true => format!("\"{}\"", name.replace('"', "\"\"")),
+        false => name,
+    };
+    let tensors = tensors.into_iter().map(|tensor| quoted(format!("{TENSOR}{tensor}")));
+    let names: Vec<String> = BASE.into_iter().map(String::from).chain(tensors).collect();
+    names.join(",") + "\n"
+}
 
 /// Where the values of a sample stand in a row.
 #[derive(Clone, Debug)]
@@ -12,6 +30,8 @@ pub(super) struct Columns {
     loss: usize,
     grad_norm: GradNormColumn,
     batch_size: usize,
+    /// The columns of ‖g_k‖², in the order of the file.
+    tensors: Vec<usize>,
     line_break: &'static str,
 }
 
@@ -23,7 +43,14 @@ enum GradNormColumn {
 
 impl Columns {
     fn from_header(path: &Path, header: &csv::StringRecord, line_break: &'static str) -> Result<Self> {
-        let names: Vec<String> = header.iter().map(|name| name.trim().to_string()).collect();
+        let names: Vec<String> = header
+            .iter()
+            .map(|name| match name.trim().strip_prefix(TENSOR) {
+                Some(tensor) => format!("{TENSOR}{}", tensor.trim()),
+                None => name.trim().to_string(),
+            })
+            .collect();
+        let tensors: Vec<usize> = (0..names.len()).filter(|&k| names[k].starts_with(TENSOR)).collect();
         let find = |wanted: &str| names.iter().position(|name| name == wanted);
         let missing = |wanted: &str| {
             let problem = format!(
@@ -31,12 +58,19 @@ impl Columns {
             );
             Error::File { path: path.into(), problem }
         };
-        for used in ["loss", "grad_norm", "sq_grad_norm", "batchsize"] {
-            if names.iter().filter(|name| *name == used).count() > 1 {
-                let problem =
-                    format!("row 1 names column `{used}` more than once: rename or delete all but one");
-                return Err(Error::File { path: path.into(), problem });
-            }
+        let used = ["loss", "grad_norm", "sq_grad_norm", "batchsize"];
+        let mut seen = HashSet::new();
+        for name in names.iter().filter(|name| used.contains(&name.as_str()) || name.starts_with(TENSOR)) {
+            let problem = match name.as_str() {
+                TENSOR => {
+                    format!("row 1 has a column `{TENSOR}` without a tensor: complete its name or delete it")
+                }
+                name if !seen.insert(name) => {
+                    format!("row 1 names column `{name}` more than once: rename or delete all but one")
+                }
+                _ => continue,
+            };
+            return Err(Error::File { path: path.into(), problem });
         }
         let grad_norm = find("sq_grad_norm")
             .map(GradNormColumn::Squared)
@@ -46,6 +80,7 @@ impl Columns {
             loss: find("loss").ok_or_else(|| missing("loss"))?,
             grad_norm,
             batch_size: find("batchsize").ok_or_else(|| missing("batchsize"))?,
+            tensors,
             names,
             line_break,
         })
@@ -54,10 +89,16 @@ impl Columns {
     /// The last column with a value that a fit uses: if nothing follows it in a cut-off line, it may have lost digits.
     fn last_used(&self) -> usize {
         let (GradNormColumn::Norm(grad_norm) | GradNormColumn::Squared(grad_norm)) = self.grad_norm;
-        self.loss.max(grad_norm).max(self.batch_size)
+        self.tensors.iter().copied().fold(self.loss.max(grad_norm).max(self.batch_size), usize::max)
     }
 
-    fn parse(&self, record: &csv::StringRecord) -> std::result::Result<Sample, String> {
+    /// The tensors that have a column, in the order of the file.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.iter().map(|&column| &self.names[column][TENSOR.len()..])
+    }
+
+    /// The sample and ‖g_k‖² of each tensor that has a column.
+    fn parse(&self, record: &csv::StringRecord) -> std::result::Result<(Sample, Vec<f64>), String> {
         if record.len() != self.names.len() {
             return Err(format!(
                 "{} fields where the header has {}: complete or delete the row",
@@ -99,13 +140,30 @@ impl Columns {
         })?;
         let sample = Sample { loss, sq_grad_norm, batch_size };
         sample.validate().map_err(|e| e.to_string())?;
-        Ok(sample)
+        let of_tensor = |&column: &usize| match not_negative(column)? {
+            square if square > LARGEST_NORM.powi(2) => Err(format!(
+                "column `{}`: {square:e} must be at most 1e120; divide the loss by a constant",
+                self.names[column]
+            )),
+            square => Ok(square),
+        };
+        let sq_grad_norms = self.tensors.iter().map(of_tensor).collect::<std::result::Result<_, _>>()?;
+        Ok((sample, sq_grad_norms))
     }
 
-    /// A row of this file, with its line break; columns that a sample does not have stay empty.
+    /// A row of this file, with its line break; columns that a sample does not have stay empty. `sq_grad_norms` are those of
+    /// [`tensors`](Self::tensors).
     ///
     /// Numbers are written with the fewest digits that read back as the same number.
-    pub fn row(&self, loss: f64, grad_norm: f64, batch_size: u64, time: f64) -> String {
+    pub fn row(
+        &self,
+        loss: f64,
+        grad_norm: f64,
+        batch_size: u64,
+        time: f64,
+        sq_grad_norms: impl IntoIterator<Item = f64>,
+    ) -> String {
+        let mut sq_grad_norms = sq_grad_norms.into_iter();
         let fields: Vec<String> = self
             .names
             .iter()
@@ -115,6 +173,9 @@ impl Columns {
                 "sq_grad_norm" => format!("{:?}", grad_norm.powi(2)),
                 "batchsize" => batch_size.to_string(),
                 "time" => format!("{time:?}"),
+                tensor if tensor.starts_with(TENSOR) => {
+                    sq_grad_norms.next().map_or(String::new(), |square| format!("{square:?}"))
+                }
                 _ => String::new(),
             })
             .collect();
@@ -134,6 +195,8 @@ pub(super) enum CutOff {
 /// A file's samples in the order of its rows.
 pub(super) struct Parsed {
     pub samples: Vec<Sample>,
+    /// ‖g_k‖² of the tensors that have a column, for each sample.
+    pub sq_grad_norms: Vec<Vec<f64>>,
     pub columns: Columns,
     /// Length in bytes of the part that was read: less than the file's where a cut-off line was dropped.
     pub length: usize,
@@ -164,8 +227,13 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
         ));
     }
 
-    let mut parsed =
-        Parsed { samples: Vec::new(), columns, length: content.len(), completion: String::new() };
+    let mut parsed = Parsed {
+        samples: Vec::new(),
+        sq_grad_norms: Vec::new(),
+        columns,
+        length: content.len(),
+        completion: String::new(),
+    };
     let mut record = csv::StringRecord::new();
     while reader.read_record(&mut record).map_err(unreadable)? {
         let (start, columns) = (record.position().map_or(0, csv::Position::byte), &parsed.columns);
@@ -181,7 +249,8 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
             (0..missing).for_each(|_| record.push_field(""));
             parsed.completion = ",".repeat(missing) + columns.line_break;
         }
-        let sample = columns.parse(&record).map_err(|what| problem(format!("row {}: {what}", row())))?;
+        let (sample, sq_grad_norms) =
+            columns.parse(&record).map_err(|what| problem(format!("row {}: {what}", row())))?;
         if !has_break && cut_off == CutOff::Refuse && columns.last_used() + 1 == header.len() {
             let (row, name) = (row(), &header[header.len() - 1]);
             return Err(problem(format!(
@@ -190,6 +259,7 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
             )));
         }
         parsed.samples.push(sample);
+        parsed.sq_grad_norms.push(sq_grad_norms);
     }
     Ok(parsed)
 }
@@ -244,15 +314,52 @@ fn leaves_quote_open(row: &[u8]) -> bool {
     end == At::Quoted
 }
 
-/// Reads samples from CSV.
-///
-/// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`. Others are ignored.
+/// The samples of a file and, where it has such columns, what each tensor of parameters adds to ‖g‖².
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SampleTable {
+    /// The samples, in the order of the rows.
+    pub samples: Vec<Sample>,
+    /// Names of the tensors that have a column `sq_grad_norm:<name>`, in the order of the columns.
+    pub tensors: Vec<String>,
+    /// For each sample the squared gradient norms ‖g_k‖² of the tensors, in their order.
+    pub sq_grad_norms: Vec<Vec<f64>>,
+}
+
+impl SampleTable {
+    /// Reads samples from CSV.
+    ///
+    /// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`; any number of
+    /// `sq_grad_norm:<tensor>`. Others are ignored.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row (line of the file,
+    /// from 1) and column for a missing column or one that is there twice, a row with too few or too many fields or a
+    /// quote left open, a value that is not a number or not finite, a negative norm, a loss or norm beyond 1e60, a batch
+    /// size that is not a whole number of at least 1, a last row that may be cut off.
+    pub fn read(path: &Path) -> Result<Self> {
+        let Parsed { samples, sq_grad_norms, columns, .. } =
+            parse(path, &read_regular(path)?, CutOff::Refuse)?;
+        Ok(SampleTable { samples, tensors: columns.tensors().map(String::from).collect(), sq_grad_norms })
+    }
+
+    /// The statistics of all samples, with those of the tensors.
+    ///
+    /// # Errors
+    /// Those of [`SampleStatistics::push_tensors`]; none for a table that was read from a file.
+    pub fn statistics(&self) -> Result<SampleStatistics> {
+        let mut statistics = SampleStatistics::new();
+        for (sample, sq_grad_norms) in self.samples.iter().zip(&self.sq_grad_norms) {
+            let names = self.tensors.iter().map(String::as_str);
+            statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))?;
+        }
+        Ok(statistics)
+    }
+}
+
+/// The [samples](SampleTable::samples) of a file.
 ///
 /// # Errors
-/// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row (line of the file,
-/// from 1) and column for a missing column or one that is there twice, a row with too few or too many fields or a quote
-/// left open, a value that is not a number or not finite, a negative norm, a loss or norm beyond 1e60, a batch size that is
-/// not a whole number of at least 1, a last row that may be cut off.
+/// Those of [`SampleTable::read`].
 pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
-    Ok(parse(path, &read_regular(path)?, CutOff::Refuse)?.samples)
+    Ok(SampleTable::read(path)?.samples)
 }

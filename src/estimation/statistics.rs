@@ -75,20 +75,24 @@ struct SqGradNormMoments {
 }
 
 /// Statistics of all samples that share one batch size.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Group {
     count: u64,
     loss: LossMoments,
     sq_grad_norm: SqGradNormMoments,
+    /// Mean of ‖g_k‖² by the tensor's name; the same names at each batch size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    tensors: BTreeMap<String, f64>,
 }
 
 impl Group {
-    fn of(sample: &Sample) -> Self {
+    fn of(sample: &Sample, tensors: BTreeMap<String, f64>) -> Self {
         Group {
             count: 1,
             loss: LossMoments { mean: sample.loss, ..Default::default() },
             sq_grad_norm: SqGradNormMoments { mean: sample.sq_grad_norm, m2: 0.0 },
+            tensors,
         }
     }
 
@@ -116,7 +120,13 @@ impl Group {
             mean: a.mean + delta / n * nb,
             m2: a.m2 + b.m2 + delta * (delta / n) * na * nb,
         };
-        Group { count: self.count.saturating_add(other.count), loss, sq_grad_norm }
+        let tensors = self
+            .tensors
+            .iter()
+            .zip(other.tensors.values())
+            .map(|((name, a), b)| (name.clone(), a + (b - a) / n * nb));
+        let tensors = tensors.collect();
+        Group { count: self.count.saturating_add(other.count), loss, sq_grad_norm, tensors }
     }
 
     fn is_finite(&self) -> bool {
@@ -138,6 +148,10 @@ impl Group {
         self.sq_grad_norm.mean
     }
 
+    pub(super) fn mean_of_tensor(&self, name: &str) -> Option<f64> {
+        self.tensors.get(name).copied()
+    }
+
     /// Σ (L − center)^k for k = 2, 3, 4.
     pub(super) fn loss_powers_about(&self, center: f64) -> [f64; 3] {
         let (n, d, m) = (self.count(), self.loss.mean - center, &self.loss);
@@ -153,7 +167,8 @@ impl Group {
     }
 }
 
-/// Everything a fit needs to know about the samples, in memory proportional to the number of distinct batch sizes.
+/// Everything a fit needs to know about the samples, in memory proportional to the number of distinct batch sizes (times
+/// that of tensors, where samples have their norms).
 ///
 /// Two statistics merge into that of all their samples; the order of pushes and merges matters to rounding only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -173,20 +188,66 @@ impl SampleStatistics {
     /// # Errors
     /// Those of [`Sample::validate`]; the statistics are unchanged then.
     pub fn push(&mut self, sample: &Sample) -> Result<()> {
+        self.push_tensors(sample, [])
+    }
+
+    /// Adds one sample with the squared gradient norm ‖g_k‖² of each tensor, by the tensor's name, in any order.
+    ///
+    /// # Errors
+    /// Those of [`Sample::validate`]; [`EstimationError::InvalidTensor`] for a squared norm that is negative, not finite or
+    /// beyond 1e120 and for a name that comes twice; [`EstimationError::OtherTensors`] where the samples so far have other
+    /// tensors or none. The statistics are unchanged then.
+    pub fn push_tensors<'a>(
+        &mut self,
+        sample: &Sample,
+        sq_grad_norms: impl IntoIterator<Item = (&'a str, f64)>,
+    ) -> Result<()> {
         sample.validate()?;
-        self.add(sample.batch_size, &Group::of(sample));
+        let mut tensors = BTreeMap::new();
+        for (name, value) in sq_grad_norms {
+            let invalid = |expected| EstimationError::InvalidTensor { tensor: name.into(), value, expected };
+            if !(0.0..=LARGEST_NORM.powi(2)).contains(&value) {
+                return Err(invalid("must be finite, at least 0 and at most 1e120").into());
+            }
+            if tensors.insert(name.to_string(), value).is_some() {
+                return Err(invalid("is given twice; give each tensor a name of its own").into());
+            }
+        }
+        if let Some(tensor) =
+            self.groups.values().next().and_then(|group| difference(&group.tensors, &tensors))
+        {
+            return Err(EstimationError::OtherTensors { tensor: tensor.into() }.into());
+        }
+        self.add(sample.batch_size, &Group::of(sample, tensors));
         Ok(())
     }
 
     /// Adds the samples of `other`, as if they had been pushed one by one.
+    ///
+    /// Norms of tensors are kept where both have those of the same tensors; otherwise they are dropped, and only the whole
+    /// gradient can be fitted.
     pub fn merge(&mut self, other: &SampleStatistics) {
+        let mut other = other.clone();
+        if let (Some(a), Some(b)) = (self.groups.values().next(), other.groups.values().next())
+            && difference(&a.tensors, &b.tensors).is_some()
+        {
+            self.groups.values_mut().chain(other.groups.values_mut()).for_each(|group| group.tensors.clear());
+        }
         for (&batch_size, group) in &other.groups {
             self.add(batch_size, group);
         }
     }
 
     fn add(&mut self, batch_size: u64, group: &Group) {
-        self.groups.entry(batch_size).and_modify(|old| *old = old.merged(group)).or_insert(*group);
+        self.groups
+            .entry(batch_size)
+            .and_modify(|old| *old = old.merged(group))
+            .or_insert_with(|| group.clone());
+    }
+
+    /// Names of the tensors whose squared gradient norms all samples have, in alphabetical order.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.groups.values().next().into_iter().flat_map(|group| group.tensors.keys().map(String::as_str))
     }
 
     /// Number of mini-batches.
@@ -228,6 +289,11 @@ impl SampleStatistics {
     }
 }
 
+/// A tensor that only one of the two has.
+fn difference<'a>(a: &'a BTreeMap<String, f64>, b: &'a BTreeMap<String, f64>) -> Option<&'a String> {
+    a.keys().find(|name| !b.contains_key(*name)).or_else(|| b.keys().find(|name| !a.contains_key(*name)))
+}
+
 const FORMAT: &str = "rfdescent-sample-statistics";
 const VERSION: u32 = 1;
 
@@ -266,12 +332,19 @@ impl TryFrom<Stored> for SampleStatistics {
                 && group.loss.m2 >= 0.0
                 && group.loss.m4 >= 0.0
                 && group.sq_grad_norm.mean >= 0.0
-                && group.sq_grad_norm.m2 >= 0.0;
+                && group.sq_grad_norm.m2 >= 0.0
+                && group.tensors.values().all(|mean| *mean >= 0.0 && mean.is_finite());
             if !sound {
                 return Err(format!(
                     "batch size {batch_size}: counts must be positive and sums of squares ≥ 0"
                 ));
             }
+        }
+        let mut groups = stored.batch_sizes.values();
+        if let Some(first) = groups.next()
+            && let Some(tensor) = groups.find_map(|group| difference(&first.tensors, &group.tensors))
+        {
+            return Err(format!("tensor `{tensor}` has no mean at some batch sizes"));
         }
         Ok(SampleStatistics { groups: stored.batch_sizes })
     }

@@ -237,7 +237,7 @@ fn ramp(applied_steps: u64) -> f64 {
 
 impl Trust {
     /// Steps whose losses are compared with those of the steps before.
-    pub(crate) const WINDOW: f64 = 8.0;
+    pub(crate) const WINDOW: f64 = 16.0;
     pub(crate) const SMALLEST: f64 = 1e-3;
     /// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the time, also in
     /// good runs.

@@ -1,9 +1,11 @@
 //! How steps follow from losses and gradients: RFD as published, or adaptive.
 
+use std::collections::HashMap;
+
 use crate::covariance::{Model, StepRule};
 use crate::error::{Error, Result};
 
-use super::{Group, Options};
+use super::{Group, Options, TensorSpec};
 
 /// How an [`Optimizer`](super::Optimizer) chooses its steps.
 #[derive(Clone, Debug)]
@@ -72,6 +74,22 @@ impl Method {
                 "a shard does not know the norms of whole tensors; use `step`, or RFD as published";
             Error::invalid("method", "adaptive", expected)
         })
+    }
+
+    /// An error if the model has length scales by tensor and the groups of the tensors don't.
+    pub(crate) fn check_groups(&self, specs: &[TensorSpec]) -> Result<()> {
+        let tensors = self.model().map_or(&[][..], Model::tensors);
+        let mut of_groups = HashMap::new();
+        for tensor in tensors {
+            let factor = tensor.length_scale_factor;
+            let group = specs.iter().find(|spec| spec.name == tensor.name).map(|spec| spec.group);
+            if group.is_none_or(|group| *of_groups.entry(group).or_insert(factor) != factor) {
+                let problem = "has a length scale of its own in the model, but no group with it: `Options::per_tensor` \
+                               makes the groups, or fit without tensors";
+                return Err(Error::tensor(&tensor.name, problem));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn is_adaptive(&self) -> bool {

@@ -109,6 +109,7 @@ impl Optimizer {
     pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
         let method = method.into();
         let options = method.prepare(options)?;
+        method.check_groups(&specs)?;
         let lengths = validate(&options, &specs)?;
         let tensors: Vec<TensorState> = specs
             .into_iter()

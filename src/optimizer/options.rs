@@ -1,6 +1,9 @@
 //! What a user can set, with defaults that need no tuning.
 
-use crate::covariance::{StepRule, validate_inv_batch_size};
+use std::collections::HashMap;
+
+use super::TensorSpec;
+use crate::covariance::{StepRule, TensorFactor, is_factor, validate_inv_batch_size};
 use crate::error::{Error, Result};
 
 /// Options of an [`Optimizer`](super::Optimizer). The defaults are RFD as published.
@@ -64,6 +67,55 @@ impl Default for Group {
 }
 
 impl Options {
+    /// The options and descriptions of an optimizer in the geometry of a model with
+    /// [length scales by tensor](crate::covariance::Model::tensors): each tensor gets a group of its own, with the
+    /// settings of the group it was in and that group's length-scale factor times the model's f_k. Tensors that the model
+    /// does not know (such as running averages, which have no gradient) keep the factor of their group. Group k is then
+    /// that of `specs[k]`; without `tensors` nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the number of elements
+    /// the model was fitted with, or one whose group does not exist.
+    pub fn per_tensor(
+        mut self,
+        mut specs: Vec<TensorSpec>,
+        tensors: &[TensorFactor],
+    ) -> Result<(Options, Vec<TensorSpec>)> {
+        if tensors.is_empty() {
+            return Ok((self, specs));
+        }
+        let mut factors: HashMap<&str, &TensorFactor> =
+            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let mut groups = Vec::with_capacity(specs.len());
+        for (index, spec) in specs.iter_mut().enumerate() {
+            let Some(&group) = self.groups.get(spec.group) else {
+                let count = self.groups.len();
+                let problem = format!("belongs to group {}, but there are {count} groups", spec.group);
+                return Err(Error::tensor(&spec.name, problem));
+            };
+            let mut length_scale_factor = group.length_scale_factor;
+            if let Some(tensor) = factors.remove(spec.name.as_str()) {
+                if u128::from(spec.offset) + spec.len()? as u128 > u128::from(tensor.dims) {
+                    let problem = format!(
+                        "has shape {:?} but {} elements in the model: fit the model to this network",
+                        spec.shape, tensor.dims
+                    );
+                    return Err(Error::tensor(&spec.name, problem));
+                }
+                length_scale_factor *= tensor.length_scale_factor;
+            }
+            groups.push(Group { length_scale_factor, ..group });
+            spec.group = index;
+        }
+        if let Some(tensor) = tensors.iter().find(|tensor| factors.contains_key(tensor.name.as_str())) {
+            let problem = "has a length scale in the model but is not among the optimizer's tensors: give both the same \
+                           names, or fit the model to this network";
+            return Err(Error::tensor(&tensor.name, problem));
+        }
+        self.groups = groups;
+        Ok((self, specs))
+    }
+
     pub(crate) fn validate(&self) -> Result<()> {
         self.rule.validate()?;
         validate_inv_batch_size(self.inv_batch_size)?;
@@ -87,10 +139,7 @@ impl Options {
 impl Group {
     pub(crate) fn validate(&self, index: usize) -> Result<()> {
         let name = |field: &str| format!("groups[{index}].{field}");
-        // Its square enters the norm.
-        if !(self.length_scale_factor > 0.0
-            && (self.length_scale_factor * self.length_scale_factor).is_normal())
-        {
+        if !is_factor(self.length_scale_factor) {
             let expected =
                 "give a positive number between 1e-150 and 1e150; 1 leaves the length scale as it is";
             return Err(Error::invalid(&name("length_scale_factor"), self.length_scale_factor, expected));

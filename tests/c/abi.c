@@ -807,6 +807,118 @@ static void settings_and_states(void) {
     rfd_model_destroy(model);
 }
 
+/* The adaptive method: its settings, what it refuses, and that a state goes on bit for bit. */
+static void adaptive(void) {
+    const uint64_t four[] = {4};
+    const rfd_tensor_spec specs[] = {spec("a", four, 1, RFD_DTYPE_BF16), spec("b", four, 1, RFD_DTYPE_F64)};
+    rfd_adaptive settings;
+    FAILS(RFD_ERROR_NULL, "rfd_adaptive", rfd_adaptive_init(NULL, sizeof settings));
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_adaptive", rfd_adaptive_init(&settings, sizeof settings + 8));
+    OK(rfd_adaptive_init(&settings, sizeof settings));
+    CHECK(settings.averaging == 0.9 && settings.loss_bound == 0 && settings.anisotropy == RFD_ANISOTROPY_TENSORWISE);
+    rfd_group group;
+    OK(rfd_group_init(&group, sizeof group));
+    rfd_optimizer_options options;
+    OK(rfd_optimizer_options_init(&options, sizeof options));
+    options.groups = &group;
+    options.group_count = 1;
+    rfd_optimizer *first = NULL, *second = NULL;
+
+#define CREATE_ADAPTIVE() rfd_adaptive_optimizer_create(&settings, &options, specs, 2, &first)
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_adaptive_optimizer_create(NULL, NULL, specs, 2, NULL));
+    FAILS(RFD_ERROR_NULL, "specs", rfd_adaptive_optimizer_create(NULL, NULL, NULL, 2, &first));
+    settings.size = 8;
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_adaptive", CREATE_ADAPTIVE());
+    settings.size = sizeof settings;
+    settings.averaging = 1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "averaging", CREATE_ADAPTIVE());
+    settings.averaging = NAN;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "averaging", CREATE_ADAPTIVE());
+    settings.averaging = 0.9;
+    settings.loss_bound = INFINITY;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss_bound", CREATE_ADAPTIVE());
+    settings.loss_bound = 0;
+    settings.anisotropy = 2;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "anisotropy", CREATE_ADAPTIVE());
+    settings.anisotropy = RFD_ANISOTROPY_ISOTROPIC;
+    options.mode = RFD_MODE_A_RFD;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "rule", CREATE_ADAPTIVE());
+    options.mode = RFD_MODE_RFD;
+    options.inv_batch_size = 0.01;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", CREATE_ADAPTIVE());
+    options.inv_batch_size = 0;
+    group.momentum = 0.5;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "groups[0].momentum", CREATE_ADAPTIVE());
+    group.momentum = 0;
+    CHECK(!first);
+
+    /* With and without averages, beside the defaults: different steps. */
+    float lengths[3];
+    for (int k = 0; k < 3; k++) {
+        settings.averaging = k == 1 ? 0 : 0.9;
+        OK(k == 2 ? rfd_adaptive_optimizer_create(NULL, NULL, specs, 2, &first) : CREATE_ADAPTIVE());
+        OK(rfd_adaptive_optimizer_create(k == 2 ? NULL : &settings, &options, specs, 2, &second));
+        uint16_t a[] = {0x3f80, 0x3f80, 0, 0x4000}, a2[4]; /* 1, 1, 0, 2 */
+        double b[] = {1, 1, 1, 1}, b2[4];
+        float g[] = {0.1f, 0.2f, 0.3f, 0.4f};
+        double h[] = {4, 3, 2, 1};
+        rfd_tensor params[] = {tensor(a, 4, RFD_DTYPE_BF16), tensor(b, 4, RFD_DTYPE_F64)};
+        rfd_tensor params2[] = {tensor(a2, 4, RFD_DTYPE_BF16), tensor(b2, 4, RFD_DTYPE_F64)};
+        rfd_tensor grads[] = {tensor(g, 4, RFD_DTYPE_F32), tensor(h, 4, RFD_DTYPE_F64)};
+        rfd_step_input scalars = input(2.0);
+        rfd_step_report report = {.size = sizeof report}, report2 = {.size = sizeof report2};
+        for (int step = 0; step < 40; step++) {
+            scalars.loss = 2.0 - 0.01 * step * step * (step % 2);
+            h[step % 4] = -h[step % 4];
+            OK(rfd_optimizer_step(first, params, grads, 2, &scalars, NULL, &report));
+            CHECK(report.outcome == (scalars.loss < 0 ? RFD_OUTCOME_LOSS_BELOW_BOUND : RFD_OUTCOME_APPLIED));
+            if (step >= 20) {
+                OK(rfd_optimizer_step(second, params2, grads, 2, &scalars, NULL, &report2));
+                CHECK(!memcmp(&report, &report2, sizeof report));
+                CHECK(!memcmp(a, a2, sizeof a) && !memcmp(b, b2, sizeof b));
+            }
+            if (step == 19) {
+                OK(rfd_optimizer_save_state(first, in_folder("adaptive.safetensors"), NULL));
+                OK(rfd_optimizer_load_state(second, in_folder("adaptive.safetensors"), NULL));
+                memcpy(a2, a, sizeof a);
+                memcpy(b2, b, sizeof b);
+            }
+        }
+        CHECK(report.applied_steps > 20 && report.skipped_steps > 5);
+        lengths[k] = (float)b[0];
+
+        /* Settings of the groups, and what only RFD as published has. */
+        OK(rfd_optimizer_set_multiplier(first, 0.5, NULL));
+        OK(rfd_optimizer_set_weight_decay(first, 0, 0.01, NULL));
+        OK(rfd_optimizer_set_group(first, 0, &group, NULL));
+        FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", rfd_optimizer_set_inv_batch_size(first, 0.01, NULL));
+        double *norm = NULL, two[] = {1, 1};
+        FAILS(RFD_ERROR_INVALID_ARGUMENT, "adaptive", rfd_optimizer_squared_norm(first, params, grads, 2, NULL, &norm));
+        FAILS(RFD_ERROR_INVALID_ARGUMENT, "adaptive",
+              rfd_optimizer_step_with_norm(first, params, grads, 2, two, &scalars, NULL, NULL));
+        rfd_optimizer_destroy(first);
+        rfd_optimizer_destroy(second);
+        first = NULL;
+    }
+    CHECK(lengths[0] != lengths[1] && lengths[0] != lengths[2] && lengths[1] != lengths[2]);
+
+    /* States are of one method. */
+    rfd_model *model = new_model();
+    OK(rfd_optimizer_create(model, NULL, specs, 2, &second));
+    rfd_model_destroy(model);
+    FAILS(RFD_ERROR_STATE, "adaptive", rfd_optimizer_load_state(second, in_folder("adaptive.safetensors"), NULL));
+    OK(rfd_optimizer_save_state(second, in_folder("published.safetensors"), NULL));
+    OK(CREATE_ADAPTIVE());
+    FAILS(RFD_ERROR_STATE, "adaptive", rfd_optimizer_load_state(first, in_folder("published.safetensors"), NULL));
+    rfd_optimizer_destroy(first);
+    rfd_optimizer_destroy(second);
+
+    options.device_kind = RFD_DEVICE_CUDA; /* here or not, no crash */
+    first = NULL;
+    CHECK(CREATE_ADAPTIVE() == RFD_OK || strlen(rfd_last_error()) > 5);
+    rfd_optimizer_destroy(first);
+}
+
 /* Threads: each its own optimizer, and several with one. */
 typedef struct {
     rfd_optimizer *optimizer;
@@ -896,6 +1008,7 @@ int main(int argc, char **argv) {
     creation();
     steps();
     settings_and_states();
+    adaptive();
     threads();
     printf("%d checks passed\n", checks);
     return 0;

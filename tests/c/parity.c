@@ -1,5 +1,5 @@
 /* Takes steps on tensors of all formats and prints every report and the bits of the parameters, for comparison with the same
- * steps through the Rust interface. */
+ * steps through the Rust interface. Its argument is `published` or `adaptive`. */
 #include "check.h"
 
 #include <inttypes.h>
@@ -31,8 +31,11 @@ static void fill(void *data, size_t count, uint32_t dtype) {
 }
 
 #define TENSORS 4
+/* More than two of the windows in which the adaptive method compares losses. */
+#define STEPS 35
 
-int main(void) {
+int main(int argc, char **argv) {
+    const int adaptive = argc == 2 && !strcmp(argv[1], "adaptive");
     static const uint64_t counts[TENSORS] = {70000, 4097, 333, 5000};
     static const uint32_t dtypes[TENSORS] = {RFD_DTYPE_F32, RFD_DTYPE_F64, RFD_DTYPE_F16, RFD_DTYPE_BF16};
     static const char *const names[TENSORS] = {"a", "b", "c", "d"};
@@ -43,7 +46,7 @@ int main(void) {
     rfd_group groups[2];
     OK(rfd_group_init(&groups[0], sizeof groups[0]));
     groups[1] = groups[0];
-    groups[1].momentum = 0.9;
+    groups[1].momentum = adaptive ? 0 : 0.9;
     groups[1].weight_decay = 0.01;
     groups[1].length_scale_factor = 0.5;
     groups[1].flags = RFD_GROUP_NORM_LOCK;
@@ -51,7 +54,7 @@ int main(void) {
     OK(rfd_optimizer_options_init(&options, sizeof options));
     options.groups = groups;
     options.group_count = 2;
-    options.inv_batch_size = 1.0 / 128;
+    options.inv_batch_size = adaptive ? 0 : 1.0 / 128;
     options.flags = RFD_OPTIMIZER_STOCHASTIC_ROUNDING;
     options.seed = 7;
 
@@ -75,15 +78,23 @@ int main(void) {
         fill(&param[k], counts[k], dtypes[k]);
     }
     rfd_optimizer *optimizer = NULL;
-    OK(rfd_optimizer_create(model, &options, specs, TENSORS, &optimizer));
+    if (adaptive) {
+        rfd_adaptive settings;
+        OK(rfd_adaptive_init(&settings, sizeof settings));
+        settings.averaging = 0.8;
+        settings.loss_bound = -2;
+        OK(rfd_adaptive_optimizer_create(&settings, &options, specs, TENSORS, &optimizer));
+    } else {
+        OK(rfd_optimizer_create(model, &options, specs, TENSORS, &optimizer));
+    }
     rfd_step_input input;
     OK(rfd_step_input_init(&input, sizeof input));
     rfd_step_report report = {.size = sizeof report};
-    for (int step = 0; step < 5; step++) {
+    for (int step = 0; step < STEPS; step++) {
         for (int k = 0; k < TENSORS; k++) {
             fill(&grad[k], counts[k], dtypes[k]);
         }
-        input.loss = 2.4 - 0.25 * step;
+        input.loss = 2.4 - 0.0625 * step;
         OK(rfd_optimizer_step(optimizer, params, grads, TENSORS, &input, NULL, &report));
         printf("step %" PRIu64 " %a %a %a %a %a %a\n", report.applied_steps, report.loss, report.grad_norm,
                report.sigma_norm, report.theta, report.step_size, report.learning_rate);

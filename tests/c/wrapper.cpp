@@ -128,6 +128,23 @@ static void models_and_steps(const std::string &folder) {
     CHECK(status_of([&] { optimizer.step({elsewhere, params[1]}, grads, rfd::step_input(2.0)); }) == RFD_ERROR_TENSOR);
 }
 
+static void adaptive_steps() {
+    auto adaptive = rfd::adaptive();
+    CHECK(adaptive.averaging == 0.9 && adaptive.anisotropy == RFD_ANISOTROPY_TENSORWISE);
+    adaptive.loss_bound = 1;
+    const auto options = rfd::optimizer_options();
+    rfd::optimizer optimizer(adaptive, options, {{"w", {2}}, {"b", {}, RFD_DTYPE_F64}});
+    std::vector<float> w{1, 2}, w_gradient{2, 1};
+    double b = 1, b_gradient = 2;
+    const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 2), rfd::host_tensor(&b, 1)};
+    const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 2), rfd::host_tensor(&b_gradient, 1)};
+    CHECK(optimizer.step(params, grads, rfd::step_input(0.5)).outcome == RFD_OUTCOME_LOSS_BELOW_BOUND);
+    CHECK(optimizer.step(params, grads, rfd::step_input(2)).outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
+    CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
+    adaptive.averaging = 1;
+    CHECK(status_of([&] { rfd::optimizer(adaptive, options, {}); }) == RFD_ERROR_INVALID_ARGUMENT);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) {
         std::fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
@@ -136,5 +153,6 @@ int main(int argc, char **argv) {
     rfd::check_abi();
     callbacks();
     models_and_steps(argv[1]);
+    adaptive_steps();
     std::printf("%d checks passed\n", checks);
 }

@@ -9,6 +9,7 @@ use rfdescent::covariance::Model;
 use rfdescent::optimizer::{Group, Options, StepReport};
 
 use crate::engine::Engine;
+use crate::error::wrap;
 use crate::parameter::{Parameter, parameters};
 use crate::variables::Variables;
 
@@ -26,6 +27,25 @@ impl Config {
     pub fn new(model: Model) -> Self {
         Self { model, options: Options::default() }
     }
+
+    /// For a model with a length scale for each tensor: configuration and variables with a group for each variable, see
+    /// [`Options::per_tensor`]. Nothing changes for a model with one length scale.
+    ///
+    /// # Errors
+    /// Names the tensor of the model that is not among the variables or has another size, or the variable whose group does not
+    /// exist.
+    pub fn per_tensor(self, parameters: Vec<Parameter>) -> Result<(Config, Vec<Parameter>)> {
+        let parameters = floats(parameters);
+        let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
+        let (options, specs) = self.options.per_tensor(specs, self.model.tensors()).map_err(wrap)?;
+        let parameters = parameters.into_iter().zip(specs).map(|(it, spec)| it.in_group(spec.group));
+        Ok((Config { model: self.model, options }, parameters.collect()))
+    }
+}
+
+/// Those that can be trained.
+fn floats(parameters: Vec<Parameter>) -> Vec<Parameter> {
+    parameters.into_iter().filter(|parameter| parameter.var.dtype().is_float()).collect()
 }
 
 /// Random Function Descent over candle's variables.
@@ -77,8 +97,7 @@ impl Rfd {
     /// others or on one without steps, is of another format than f32, f64, f16 and bf16, or whose group does not exist; or
     /// the option outside its domain.
     pub fn for_parameters(parameters: Vec<Parameter>, config: Config) -> Result<Self> {
-        let floats = parameters.into_iter().filter(|parameter| parameter.var.dtype().is_float());
-        let variables = Variables::new(floats.collect())?;
+        let variables = Variables::new(floats(parameters))?;
         let parameters = &variables.parameters;
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
         let device = parameters.first().map_or(&Device::Cpu, |parameter| parameter.var.device());

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use rfdescent::estimation::{BatchSample, Sampler, SamplerError};
+use rfdescent::estimation::{BatchSample, Sampler, SamplerError, TensorDims};
 
 use crate::error;
 use crate::host::host_loss;
@@ -13,7 +13,8 @@ use crate::seeded_vars::SeededVars;
 /// The stream of a sample's generator, apart from those that a program draws other things from with the same seed.
 const STREAM: u64 = 3;
 
-/// Builds a network anew for each sample and takes the loss and the squared gradient norm on a fresh batch.
+/// Builds a network anew for each sample and takes the loss and the squared gradient norm, in all and of each variable, on a
+/// fresh batch.
 ///
 /// Three functions say what is trained. `build` makes the network, asking for its variables as for training. `batch`
 /// draws so many examples, all of its randomness from the generator, so that a run that was interrupted goes on from its cache
@@ -48,7 +49,8 @@ pub struct NetworkSampler<Build, Batch, Loss> {
     build: Build,
     batch: Batch,
     loss: Loss,
-    dims: u64,
+    /// The variables that have a gradient.
+    tensors: Vec<TensorDims>,
 }
 
 impl<Network, Examples, Build, Batch, Loss> NetworkSampler<Build, Batch, Loss>
@@ -57,8 +59,8 @@ where
     Batch: FnMut(usize, &mut ChaCha8Rng) -> Result<Examples>,
     Loss: FnMut(&Network, &Examples) -> Result<Tensor>,
 {
-    /// Evaluates the network once, at the smallest batch size that `auto_fit` may ask for: d counts the variables that have a
-    /// gradient, not running averages and the like.
+    /// Evaluates the network once, at the smallest batch size that `auto_fit` may ask for: the tensors are the variables that
+    /// have a gradient, not running averages and the like.
     ///
     /// # Errors
     /// Those of the functions; a loss that is not one number; a network without any gradient.
@@ -70,13 +72,13 @@ where
         loss: Loss,
         auto_fit: &rfdescent::estimation::AutoFit,
     ) -> Result<Self> {
-        let mut sampler = Self { dtype, device: device.clone(), build, batch, loss, dims: 0 };
+        let mut sampler = Self { dtype, device: device.clone(), build, batch, loss, tensors: Vec::new() };
         let evaluated = sampler.evaluate(auto_fit.min_batch_size, auto_fit.seed)?;
-        if evaluated.dims == 0 {
+        if evaluated.tensors.is_empty() {
             let remedy = "take all variables from the VarBuilder, and the loss from them without `detach`";
             return Err(error::invalid("number of variables with a gradient", 0, remedy));
         }
-        sampler.dims = evaluated.dims;
+        sampler.tensors = evaluated.tensors;
         Ok(sampler)
     }
 
@@ -88,20 +90,31 @@ where
         let examples = (self.batch)(batch_size as usize, &mut vars.rng())?;
         let loss = (self.loss)(&network, &examples)?;
         let grads = loss.backward()?;
-        let (mut sq_grad_norm, mut dims) = (0.0, 0);
+        let (mut sq_grad_norm, mut sq_grad_norms, mut tensors) = (0.0, Vec::new(), Vec::new());
         for parameter in vars.parameters() {
             let Some(grad) = grads.get(&parameter.var) else { continue };
             let grad = grad.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()?;
-            dims += grad.len() as u64;
-            sq_grad_norm = grad.into_iter().fold(sq_grad_norm, |sum, g| sum + g * g);
+            if grad.is_empty() {
+                continue;
+            }
+            tensors.push(TensorDims { name: parameter.name, dims: grad.len() as u64 });
+            let mut of_tensor = 0.0;
+            for square in grad.into_iter().map(|g| g * g) {
+                sq_grad_norm += square;
+                of_tensor += square;
+            }
+            sq_grad_norms.push(of_tensor);
         }
-        Ok(Evaluated { sample: BatchSample { loss: host_loss(&loss)?, sq_grad_norm }, dims })
+        let sample = BatchSample { loss: host_loss(&loss)?, sq_grad_norm };
+        Ok(Evaluated { sample, sq_grad_norms, tensors })
     }
 }
 
 struct Evaluated {
     sample: BatchSample,
-    dims: u64,
+    /// Of each tensor.
+    sq_grad_norms: Vec<f64>,
+    tensors: Vec<TensorDims>,
 }
 
 impl<Network, Examples, Build, Batch, Loss> Sampler for NetworkSampler<Build, Batch, Loss>
@@ -111,18 +124,37 @@ where
     Loss: FnMut(&Network, &Examples) -> Result<Tensor>,
 {
     fn dims(&self) -> u64 {
-        self.dims
+        self.tensors.iter().map(|tensor| tensor.dims).sum()
     }
 
     fn sample(&mut self, batch_size: u64, seed: u64) -> std::result::Result<BatchSample, SamplerError> {
-        let Evaluated { sample, dims } = self.evaluate(batch_size, seed)?;
-        if dims != self.dims {
+        self.sample_tensors(batch_size, seed, &mut Vec::new())
+    }
+
+    fn tensors(&self) -> &[TensorDims] {
+        &self.tensors
+    }
+
+    fn sample_tensors(
+        &mut self,
+        batch_size: u64,
+        seed: u64,
+        squares: &mut Vec<f64>,
+    ) -> std::result::Result<BatchSample, SamplerError> {
+        let Evaluated { sample, sq_grad_norms, tensors } = self.evaluate(batch_size, seed)?;
+        if tensors != self.tensors {
+            let dims = |tensors: &[TensorDims]| tensors.iter().map(|tensor| tensor.dims).sum::<u64>();
             return Err(format!(
-                "{dims} numbers have a gradient, where {} had before; a sample must always evaluate the whole network",
-                self.dims
+                "{} numbers in {} variables have a gradient, where {} in {} had before, or their names differ; a sample \
+                 must always evaluate the whole network",
+                dims(&tensors),
+                tensors.len(),
+                self.dims(),
+                self.tensors.len()
             )
             .into());
         }
+        squares.extend(sq_grad_norms);
         Ok(sample)
     }
 }

@@ -68,6 +68,16 @@ fn a_sample_is_what_its_seed_says_and_counts_trained_variables_only() {
         })
         .sum();
     assert_eq!(first.loss, f64::from(value.to_scalar::<f32>().unwrap()));
+    // Of each trained variable, in the order in which the network asks for them.
+    let mut sq_grad_norms = Vec::new();
+    assert_eq!(sampler.sample_tensors(50, 7, &mut sq_grad_norms).unwrap(), first);
+    let names: Vec<&str> = sampler.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(
+        names[..4],
+        ["hidden.linear.weight", "hidden.linear.bias", "hidden.norm.weight", "hidden.norm.bias"]
+    );
+    assert_eq!((names.len(), sq_grad_norms.len(), sampler.tensors()[0].dims), (8, 8, 8 * 16));
+    assert!((sq_grad_norms.iter().sum::<f64>() / squares - 1.0).abs() <= 2.0 * 214.0 * 2f64.powi(-53));
     // Two orders of a sum of 214 non-negative terms in f64: at most 214 · 2⁻⁵³ apart each.
     assert!((first.sq_grad_norm / squares - 1.0).abs() <= 2.0 * 214.0 * 2f64.powi(-53));
 }
@@ -94,6 +104,42 @@ fn a_network_is_fitted_and_trained_without_tuning() {
     let last = losses[140..].iter().sum::<f32>() / 10.0;
     assert!(last < 0.45, "from {} to {last}", losses[0]);
     assert_eq!(rfd.report().unwrap().unwrap().skipped_steps, 0);
+}
+
+#[test]
+fn variables_with_length_scales_of_their_own_move_along_the_preconditioned_gradient() {
+    let auto_fit = AutoFit { max_batch_size: Some(2000), ..AutoFit::default() };
+    let mut sampler = NetworkSampler::new(DType::F32, &Device::Cpu, build, batch, loss, &auto_fit).unwrap();
+    let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(())).unwrap();
+    let tensors = fitted.fit_tensors().unwrap();
+    let model = Model::new(Family::SquaredExponential, tensors.moments(&fitted.fit)).unwrap();
+    let model = model.with_tensors(tensors.factors()).unwrap();
+
+    // The running averages, which the model does not know, are among the variables.
+    let vars = SeededVars::new(ChaCha8Rng::seed_from_u64(1));
+    let network = build(vars.builder(DType::F32, &Device::Cpu)).unwrap();
+    let (config, parameters) = Config::new(model).per_tensor(vars.parameters()).unwrap();
+    let mut rfd = Rfd::for_parameters(parameters.clone(), config).unwrap();
+    let value = loss(&network, &batch(256, &mut ChaCha8Rng::seed_from_u64(2)).unwrap()).unwrap();
+    let grads = value.backward().unwrap();
+    let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let before: Vec<Vec<f32>> = parameters.iter().map(|parameter| values(&parameter.var)).collect();
+    rfd.step_with_loss(&grads, &value).unwrap();
+    let rate = rfd.report().unwrap().unwrap().learning_rate;
+    let mut found = 0;
+    for (parameter, before) in parameters.iter().zip(before) {
+        let tensor = tensors.tensors.iter().find(|tensor| tensor.name == parameter.name);
+        let (Some(tensor), Some(grad)) = (tensor, grads.get(&parameter.var)) else { continue };
+        found += 1;
+        let scale = rate * tensor.length_scale_factor.powi(2);
+        for ((after, before), g) in values(&parameter.var).into_iter().zip(before).zip(values(grad)) {
+            let (before, step) = (f64::from(before), scale * f64::from(g));
+            // The update rounds to f32 at most three times: the factor, the product and the difference.
+            let bound = 2f64.powi(-24) * (2.0 * step.abs() + (before - step).abs()) * 1.001;
+            assert!((f64::from(after) - (before - step)).abs() <= bound, "{}", parameter.name);
+        }
+    }
+    assert_eq!(found, 8);
 }
 
 #[test]

@@ -7,11 +7,20 @@ from types import ModuleType
 
 from ._engine import StepReport
 from ._library import version as _version
+from .adaptive import AdaptiveRFD
 from .covariance import IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
 from .optimizer import RFD
 
 __version__ = _version()
-__all__ = ["RFD", "IsotropicCovariance", "Matern", "RationalQuadratic", "SquaredExponential", "StepReport"]
+__all__ = [
+    "RFD",
+    "AdaptiveRFD",
+    "IsotropicCovariance",
+    "Matern",
+    "RationalQuadratic",
+    "SquaredExponential",
+    "StepReport",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,11 +12,20 @@ from torch import Tensor
 
 from . import _state
 from ._library import check, ffi, init, lib, struct
+from ._methods import Adaptive, Method
 from ._tensors import DEVICES, FORMATS, Table, address
 
-__all__ = ["MODES", "Engine", "GroupSettings", "Scalars", "Settings", "StepReport", "TensorPlace", "validate"]
+__all__ = [
+    "Engine",
+    "GroupSettings",
+    "Scalars",
+    "Settings",
+    "StepReport",
+    "TensorPlace",
+    "fresh_history",
+    "validate",
+]
 
-MODES = {"rfd": lib.RFD_MODE_RFD, "a-rfd": lib.RFD_MODE_A_RFD, "clipped-a-rfd": lib.RFD_MODE_CLIPPED_A_RFD}
 _OUTCOMES = {
     lib.RFD_OUTCOME_NONE: "none",
     lib.RFD_OUTCOME_APPLIED: "applied",
@@ -37,14 +47,15 @@ class StepReport:
     ----------
     outcome : str
         ``applied``, or why the step was skipped and nothing changed: ``found_inf``, ``non_finite_loss``,
-        ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``; ``none`` before the
-        first.
+        ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``,
+        ``loss_below_bound``; ``none`` before the first.
     loss, grad_norm : float
         The loss and the Euclidean norm of all gradients, gradient scale removed.
     sigma_norm : float
-        The norm with length-scale factors, which the step refers to.
+        The norm with length-scale factors, which the step refers to; with the adaptive method that of the
+        averaged gradient.
     theta : float
-        Gradient cost quotient; infinite at a loss of the cost's mean or above.
+        Gradient cost quotient; infinite at a loss of the cost's mean or above, and with the adaptive method.
     step_size, learning_rate : float
         Length of the step, and the same divided by `sigma_norm`; `lr` included, the largest of the groups'.
     applied_steps, skipped_steps : int
@@ -84,9 +95,7 @@ class GroupSettings(NamedTuple):
 class Settings(NamedTuple):
     """What all groups share. Those before `multiplier` are fixed for the life of an engine."""
 
-    model: Any
-    mode: str
-    conservatism: float
+    method: Method
     max_step_size: float
     master_weights: bool
     stochastic_rounding: int | None
@@ -95,7 +104,7 @@ class Settings(NamedTuple):
 
     def fixed(self) -> tuple[Any, ...]:
         """Those that need a new engine when they change."""
-        return self[:6]
+        return self[:4]
 
 
 class TensorPlace(NamedTuple):
@@ -133,12 +142,10 @@ def _create(
         "rfd_optimizer_options",
         groups=group_array,
         group_count=len(groups),
-        conservatism=settings.conservatism,
         inv_batch_size=settings.inv_batch_size,
         multiplier=settings.multiplier,
         max_step_size=settings.max_step_size,
         seed=settings.stochastic_rounding or 0,
-        mode=MODES[settings.mode],
         flags=flags,
         device_kind=DEVICES[device.type],
         device_index=device.index or 0,
@@ -154,13 +161,35 @@ def _create(
         spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
         spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
     output = ffi.new("rfd_optimizer **")
-    check(lib.rfd_optimizer_create(settings.model, options, specs, len(places), output))
+    check(settings.method.create(options, specs, len(places), output))
     return ffi.gc(output[0], lib.rfd_optimizer_destroy)
 
 
 def validate(settings: Settings, groups: Sequence[GroupSettings]) -> None:
     """Raises ValueError, with the library's message, for an option outside its domain."""
     _create(settings, groups, [], [], torch.device("cpu"))
+
+
+def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
+    output = ffi.new("rfd_buffer **")
+    check(lib.rfd_optimizer_get_state(handle, stream, output))
+    try:
+        data = ffi.buffer(lib.rfd_buffer_data(output[0]), lib.rfd_buffer_size(output[0]))
+        return _state.unpack(data, names)
+    finally:
+        lib.rfd_buffer_destroy(output[0])
+
+
+@functools.cache
+def fresh_history() -> _state.History:
+    """What the adaptive method remembers of one tensor before the first step."""
+    settings = Settings(Adaptive(0.0, "tensorwise", 0.0), float("inf"), False, None, 1.0, 0.0)
+    group = GroupSettings(1.0, 0.0, 0.0, 1.0, False)
+    place, param = TensorPlace("any", 0), torch.zeros((), device="cpu")
+    handle = _create(settings, [group], [place], [param], param.device)
+    history = _state_of(handle, ffi.NULL, [place.name]).history
+    assert history is not None
+    return history
 
 
 class Engine:
@@ -305,14 +334,8 @@ class Engine:
         )
 
     def get_state(self) -> _state.State:
-        """Counts, velocities and master weights, each flat in the order of its parameter's memory."""
-        output = ffi.new("rfd_buffer **")
-        check(lib.rfd_optimizer_get_state(self._handle, self._stream(), output))
-        try:
-            data = ffi.buffer(lib.rfd_buffer_data(output[0]), lib.rfd_buffer_size(output[0]))
-            return _state.unpack(data, [place.name for place in self.places])
-        finally:
-            lib.rfd_buffer_destroy(output[0])
+        """Counts, history, and each tensor's velocity and master weights, flat in the order of its memory."""
+        return _state_of(self._handle, self._stream(), [place.name for place in self.places])
 
     def set_state(self, state: _state.State, params: Sequence[Tensor]) -> None:
         """Takes over what `get_state` gave for the same tensors."""

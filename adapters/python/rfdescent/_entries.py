@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from . import sharded
+from ._state import History
 from ._tensors import FORMATS
 
 __all__ = ["load_entry"]
 
 
-def load_entry(name: str, saved: Any, shape: torch.Size) -> dict[str, Any]:
-    """A copy of a parameter's entry of a `state_dict`; ValueError for one that can't be right."""
+def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) -> dict[str, Any]:
+    """A copy of a parameter's entry of a `state_dict`; ValueError for one that can't be right.
+
+    `fresh` is the history before the first step, None for a method that has none.
+    """
     if not isinstance(saved, Mapping):
         raise ValueError(f"tensor `{name}`: its saved state is a {type(saved).__name__}; give a dict")
     entry: dict[str, Any] = {}
@@ -26,25 +30,43 @@ def load_entry(name: str, saved: Any, shape: torch.Size) -> dict[str, Any]:
         values = saved.get(kind)
         if values is None:
             continue
-        if (
-            not isinstance(values, Tensor)
-            or values.layout is not torch.strided
-            or values.dtype not in FORMATS
-        ):
-            given = f"{values.layout} of {values.dtype}" if isinstance(values, Tensor) else repr(values)
-            raise ValueError(
-                f"tensor `{name}`: its saved {kind} is {given}; give a dense tensor of floating point numbers"
-            )
+        _check_dense(name, kind, values)
         if values.shape != shape:
             raise ValueError(
                 f"tensor `{name}` has shape {tuple(shape)} but its saved {kind} {tuple(values.shape)}; load "
                 "the state into an optimizer for the same parameters"
             )
-        if kind == "velocity" and not bool(torch.isfinite(sharded.local(values)).all()):
-            raise ValueError(f"tensor `{name}`: its saved velocity is not finite; load an older state")
+        if kind == "velocity":
+            _check_finite(name, kind, values)
         # Whose it is may go on changing it.
         entry[kind] = values.clone()
+    if fresh is not None:
+        for kind, like in (("history", fresh.shared), ("tensor_history", fresh.tensors[0])):
+            values = saved.get(kind)
+            if values is None:
+                continue
+            _check_dense(name, kind, values)
+            if values.shape != like.shape:
+                raise ValueError(
+                    f"tensor `{name}`: its saved {kind} has shape {tuple(values.shape)}, not "
+                    f"{tuple(like.shape)}; load it with the release that saved it"
+                )
+            _check_finite(name, kind, values)
+            entry[kind] = values.to("cpu", torch.float64, copy=True)
     return entry
+
+
+def _check_dense(name: str, kind: str, values: Any) -> None:
+    if not isinstance(values, Tensor) or values.layout is not torch.strided or values.dtype not in FORMATS:
+        given = f"{values.layout} of {values.dtype}" if isinstance(values, Tensor) else repr(values)
+        raise ValueError(
+            f"tensor `{name}`: its saved {kind} is {given}; give a dense tensor of floating point numbers"
+        )
+
+
+def _check_finite(name: str, kind: str, values: Tensor) -> None:
+    if not bool(torch.isfinite(sharded.local(values)).all()):
+        raise ValueError(f"tensor `{name}`: its saved {kind} is not finite; load an older state")
 
 
 def _count(name: str, key: str, given: Any) -> Tensor:

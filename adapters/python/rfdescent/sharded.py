@@ -6,7 +6,9 @@ once: on the first that has it. Parameters of other processes need not exist her
 are named (``RFD(model.named_parameters(), ...)``).
 
 The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs;
-give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
+give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor. So is a method
+that needs the norms of whole tensors: then all processes hold all of them, as with DDP, and only the loss is
+added up.
 
 What one process can't step, such as a gradient of the wrong layout, fails in all of them, and nothing
 changes; on CUDA devices the others skip the step.
@@ -74,6 +76,25 @@ def _shard(param: Tensor) -> tuple[int, ...]:
     coordinate = param.device_mesh.get_coordinate() or ()
     return tuple(
         place for place, placement in zip(coordinate, param.placements) if not placement.is_replicate()
+    )
+
+
+def _check_whole(method: str, places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
+    for place, param in zip(places, params):
+        if getattr(param, "_fsdp_flattened", False) or (
+            is_sharded(param)
+            and any(
+                param.device_mesh.size(dim) > 1 and not (placement.is_replicate() or placement.is_partial())
+                for dim, placement in enumerate(param.placements)
+            )
+        ):
+            raise ValueError(f"tensor `{place.name}` is sharded, {_remedy(method)}")
+
+
+def _remedy(method: str) -> str:
+    return (
+        f"but {method} needs the norm of each whole tensor: give every process all of them "
+        "(DistributedDataParallel), or use RFD"
     )
 
 
@@ -174,6 +195,8 @@ class Reduction:
 
     group: dist.ProcessGroup
     places: list[TensorPlace]
+    # Whether each process holds all tensors and knows their norms by itself.
+    whole: bool = False
     # Squared norm, the same with length-scale factors, loss, found_inf, how many processes failed.
     _buffer: Tensor | None = None
     # Where the engine's norm lies, and a view of it.
@@ -185,11 +208,12 @@ class Reduction:
         group: Any,
         params: Sequence[Tensor],
         prepare: Callable[[], tuple[Sequence[TensorPlace], Any]],
+        method: str | None = None,
     ) -> Reduction | None:
         """The reduction over a process group; None when this process trains alone.
 
         Collective. `prepare` gives the places of `params`, and settings that must be equal in all processes.
-        What it raises is raised in all.
+        What it raises is raised in all. `method` is the name of one that needs whole tensors.
         """
         several = processes(group)
         places: Sequence[TensorPlace] = []
@@ -197,6 +221,8 @@ class Reduction:
         settings, error = None, None
         try:
             places, settings = prepare()
+            if method is not None:
+                _check_whole(method, places, params)
             if several is None:
                 _check_alone(group, places, params)
                 return None
@@ -213,9 +239,14 @@ class Reduction:
         for other, (_, theirs, _) in enumerate(gathered):
             if theirs != gathered[0][1]:
                 raise RuntimeError(
-                    f"covariance model or options of process {other} differ from those of process 0; fit "
-                    "once and share the model, for example through a file"
+                    f"options or covariance model of process {other} differ from those of process 0; give "
+                    "all the same, and share one fit, for example through a file"
                 )
+        if method is not None:
+            for other, (_, _, theirs) in enumerate(gathered):
+                if theirs != gathered[0][2]:
+                    raise RuntimeError(f"process {other} has other tensors than process 0, {_remedy(method)}")
+            return cls(several, list(places), whole=True)
         earlier = {key for _, _, keys in gathered[:rank] for key in keys}
         return cls(
             several,
@@ -235,10 +266,13 @@ class Reduction:
         """
         device = engine.device
         buffer = self._sums(device)
-        try:
-            buffer[:2] = self._two_doubles(engine.squared_norm(), device)
-        except Exception as error:
-            self.fail(error, device)
+        if self.whole:
+            buffer[:2] = 0.0
+        else:
+            try:
+                buffer[:2] = self._two_doubles(engine.squared_norm(), device)
+            except Exception as error:
+                self.fail(error, device)
         buffer[2] = scalars.loss
         buffer[2] /= dist.get_world_size(self.group)
         buffer[3] = 0.0 if scalars.found_inf is None else scalars.found_inf
@@ -250,7 +284,8 @@ class Reduction:
                 self._raise_in_all(None)
         else:
             loss, found_inf = buffer[2], buffer[3].to(torch.float32)
-        return engine.step(Scalars(loss, scalars.grad_scale, found_inf), norm=buffer)
+        scalars = Scalars(loss, scalars.grad_scale, found_inf)
+        return engine.step(scalars, norm=None if self.whole else buffer)
 
     def fail(self, error: Exception, device: torch.device) -> NoReturn:
         """Takes part in a step that this process can't take, so that nobody waits for it; raises `error`.

@@ -6,7 +6,7 @@ import lightning
 import pytest
 import torch
 
-from rfdescent import RFD
+from rfdescent import RFD, AdaptiveRFD
 
 
 def network():
@@ -21,10 +21,16 @@ def data():
 
 
 @pytest.mark.parametrize("what", ["model", "whole step"])
-def test_compiled(cov, what):
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_compiled(cov, what, adaptive):
     # The backend that compiles nothing still traces everything; a C++ compiler need not be there.
     plain, compiled = network(), network()
-    optimizers = [RFD(m.parameters(), covariance_model=cov, lr=0.1, momentum=0.5) for m in (plain, compiled)]
+    optimizers = [
+        AdaptiveRFD(m.parameters())
+        if adaptive
+        else RFD(m.parameters(), covariance_model=cov, lr=0.1, momentum=0.5)
+        for m in (plain, compiled)
+    ]
 
     def train(model, optimizer, x, y):
         optimizer.zero_grad()

@@ -8,7 +8,7 @@ import torch
 from reference import Reference
 
 from rfdescent import RFD, IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
-from rfdescent.optimizer import _one_device
+from rfdescent._descent import _one_device
 
 # A step computes in float32 what the reference does in float64: a rounding of each parameter and update a
 # step, relative to the largest of them.

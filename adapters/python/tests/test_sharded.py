@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from rfdescent import RFD, SquaredExponential
+from rfdescent import RFD, AdaptiveRFD, SquaredExponential
 
 COV = SquaredExponential(mean=2.7, variance=(0.0146, 0.73), gradient_var=(62.0, 8376.0), dims=500)
 
@@ -78,10 +78,14 @@ def check_equal_everywhere(value):
             assert repr(other) == repr(gathered[0])
 
 
-def check(model, optimizer, steps, data=batch, **options):
+def published(params, **options):
+    return RFD(params, covariance_model=COV, **options)
+
+
+def check(model, optimizer, steps, data=batch, method=published, **options):
     """Trains beside the same network in one process: equal but for rounding; on all processes bitwise."""
     single = Network()
-    alone = RFD(single.parameters(), covariance_model=COV, process_group=None, **options)
+    alone = method(single.parameters(), process_group=None, **options)
     for k in range(steps):
         (report,) = train(model, optimizer, 1, data, first=k)
         check_equal_everywhere(report)
@@ -104,6 +108,82 @@ def ddp(_):
     options = {"lr": 0.1, "momentum": 0.5, "batch_size": 16}
     model = DistributedDataParallel(Network())
     check(model, RFD(model.named_parameters(), covariance_model=COV, **options), 4, of_rank, **options)
+
+
+def ddp_adaptive(_):
+    """Whole tensors everywhere; norm lock, which RFD must refuse, is there."""
+    for options in ({}, {"lr": 0.5, "weight_decay": 0.01, "norm_lock": True}):
+        model = DistributedDataParallel(Network())
+        optimizer = AdaptiveRFD(model.named_parameters(), **options)
+        check(model, optimizer, 8, of_rank, AdaptiveRFD, **options)
+    # A replicated DTensor is whole too, and so is a shard of one process.
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))
+    values = torch.linspace(-1, 1, 8)
+    params = [torch.nn.Parameter(values.clone())]
+    for placement in (Replicate(), Shard(0)):
+        sharded = distribute_tensor(values.clone(), mesh, [Replicate(), placement])
+        params.append(torch.nn.Parameter(sharded))
+    optimizer = AdaptiveRFD(params)
+    for k in range(3):
+        for p in params:
+            p.grad = torch.full_like(p, k + 1.0)
+        optimizer.step(loss=2.0 + dist.get_rank())
+        assert optimizer.last_step.loss == 2.0 + (dist.get_world_size() - 1) / 2
+        check_equal_everywhere(optimizer.last_step)
+    assert all(torch.equal(whole(p), params[0]) and not torch.equal(whole(p), values) for p in params)
+
+
+def adaptive_skips(_):
+    """What makes one process skip makes all skip; what one process can't step fails in all."""
+    one = dist.get_rank() == 1
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = AdaptiveRFD([("weight", p)])
+    p.grad = torch.ones(2, 3)
+    optimizer.step(loss=2.0)
+    before = p.detach().clone()
+    optimizer.step(loss=math.nan if one else 2.0)
+    assert optimizer.last_step.outcome == "non_finite_loss"
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
+    optimizer.step(loss=2.0)
+    assert optimizer.last_step.outcome == "found_inf"
+    p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
+    error, text = (ValueError, "strides") if one else (RuntimeError, "process 1 failed.*strides")
+    with pytest.raises(error, match=text):
+        optimizer.step(loss=2.0)
+    assert torch.equal(p, before)
+    check_equal_everywhere(optimizer.last_step)
+
+
+def adaptive_refuses(_):
+    """Shards of all kinds, by the name of the method and with what to do."""
+    message = r"is sharded, but AdaptiveRFD needs the norm of each whole.*DistributedDataParallel.*or use RFD"
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    hybrid = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
+    for shard in (mesh, hybrid):
+        model = Network()
+        fully_shard(model, mesh=shard)
+        for group in ("auto", None):
+            with pytest.raises(ValueError, match=rf"tensor `first.weight` {message}"):
+                train(model, AdaptiveRFD(model.named_parameters(), process_group=group), 1, of_rank)
+    model = parallel(mesh, sequence=False)
+    optimizer = AdaptiveRFD(model.named_parameters())
+    model(tokens(0)).square().mean().backward()
+    with pytest.raises(ValueError, match=rf"tensor `up.weight` {message}"):
+        optimizer.step(loss=2.0)
+    p = torch.nn.Parameter(torch.ones(8))
+    p._fsdp_flattened = True
+    p.grad = torch.ones(8)
+    with pytest.raises(ValueError, match=rf"tensor `weight` {message}"):
+        AdaptiveRFD([("weight", p)]).step(loss=2.0)
+    # A stage of a pipeline.
+    p = torch.nn.Parameter(torch.ones(8))
+    p.grad = torch.ones(8)
+    with pytest.raises(RuntimeError, match="process 1 has other tensors than process 0, but AdaptiveRFD"):
+        AdaptiveRFD([(f"stage{dist.get_rank()}", p)]).step(loss=2.0)
+    with pytest.raises(RuntimeError, match="options .* of process 1 differ from those of process 0"):
+        AdaptiveRFD([p], loss_bound=-dist.get_rank()).step(loss=2.0)
+    assert torch.equal(p, torch.ones(8))
 
 
 def fsdp(_):
@@ -496,6 +576,9 @@ def spawn(ranks, tests, folder):
 TESTS = {
     2: [
         "ddp",
+        "ddp_adaptive",
+        "adaptive_skips",
+        "adaptive_refuses",
         "fsdp",
         "tensor_parallel",
         "half_precision",
@@ -511,6 +594,8 @@ TESTS = {
     ],
     4: [
         "ddp",
+        "ddp_adaptive",
+        "adaptive_refuses",
         "fsdp",
         "fsdp_hybrid",
         "tensor_parallel",

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model};
-use rfdescent::estimation::{Diagnostics, Fit, Sample, SampleStatistics, fit, read_samples};
+use rfdescent::estimation::{
+    Diagnostics, Fit, Sample, SampleStatistics, SampleTable, TensorVariance, fit, tensor_variances,
+};
 use serde::Serialize;
 
 use crate::error::CliError;
@@ -15,7 +17,8 @@ use crate::terminal::{print, say};
 /// Fit mean and variances, and the covariance model they determine, to samples at random initialisations.
 #[derive(Debug, clap::Args)]
 pub struct FitArgs {
-    /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; others are ignored.
+    /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; of columns
+    /// sq_grad_norm:TENSOR the variances of each tensor are fitted, others are ignored.
     #[arg(value_name = "SAMPLES.csv")]
     samples: PathBuf,
 
@@ -68,6 +71,8 @@ struct Report {
     asymptotic_learning_rate: Option<f64>,
     plateau_step_size: Option<f64>,
     diagnostics: Diagnostics,
+    /// In the order of the columns; empty without such columns.
+    tensors: Vec<TensorVariance>,
 }
 
 /// Runs the command; prints and writes nothing unless all of it succeeds.
@@ -88,7 +93,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     }
     check_files(args)?;
 
-    let (samples, statistics, fit) = fitted(args)?;
+    let Fitted { samples, statistics, fit, tensors } = fitted(args)?;
     let model = match args.dims {
         Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
         None => None,
@@ -126,6 +131,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         asymptotic_learning_rate,
         plateau_step_size: model.as_ref().map(Model::plateau_step_size),
         diagnostics,
+        tensors,
     };
     let text = if args.json {
         serde_json::to_string_pretty(&report).map_err(|error| data(args, error))? + "\n"
@@ -169,14 +175,23 @@ fn check_files(args: &FitArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-fn fitted(args: &FitArgs) -> Result<(Vec<Sample>, SampleStatistics, Fit), CliError> {
-    let samples = read_samples(&args.samples)?;
-    let mut statistics = SampleStatistics::new();
-    for sample in &samples {
-        statistics.push(sample).map_err(|error| data(args, error))?;
-    }
+struct Fitted {
+    samples: Vec<Sample>,
+    statistics: SampleStatistics,
+    fit: Fit,
+    tensors: Vec<TensorVariance>,
+}
+
+fn fitted(args: &FitArgs) -> Result<Fitted, CliError> {
+    let table = SampleTable::read(&args.samples)?;
+    let statistics = table.statistics().map_err(|error| data(args, error))?;
     let fit = fit(&statistics).map_err(|error| data(args, error))?;
-    Ok((samples, statistics, fit))
+    let mut tensors = Vec::new();
+    if !table.tensors.is_empty() {
+        tensors = tensor_variances(&statistics).map_err(|error| data(args, error))?;
+        tensors.sort_by_key(|fitted| table.tensors.iter().position(|name| *name == fitted.name));
+    }
+    Ok(Fitted { samples: table.samples, statistics, fit, tensors })
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
@@ -215,6 +230,24 @@ impl Report {
             ("grad_effective_dims", d.grad_effective_dims.map_or("-".into(), |dims| fixed(dims, 1))),
             ("grad_spread_ratio", needs_dims(d.grad_spread_ratio)),
         ];
-        rows.iter().map(|(name, value)| format!("{name:<25} {value}\n")).collect()
+        let rows = rows.iter().map(|(name, value)| format!("{name:<25} {value}\n"));
+        rows.chain(self.tensor_lines()).collect()
+    }
+
+    /// The table of the tensors; shares are those in the sum over all tensors.
+    fn tensor_lines(&self) -> impl Iterator<Item = String> {
+        let sum: f64 = self.tensors.iter().map(|tensor| tensor.grad_variance).sum();
+        let width = self.tensors.iter().map(|tensor| tensor.name.chars().count()).max().unwrap_or(0).max(25);
+        let head = format!(
+            "\n{:<width$} {:>13} {:>7} {:>19}\n",
+            "tensor", "grad_variance", "share", "noise_grad_variance"
+        );
+        let line = move |tensor: &TensorVariance| {
+            let TensorVariance { name, grad_variance, noise_grad_variance } = tensor;
+            let share = if sum > 0.0 { 100.0 * grad_variance / sum } else { 0.0 };
+            format!("{name:<width$} {grad_variance:>13.6e} {share:>5.1} % {noise_grad_variance:>19.6e}\n")
+        };
+        let head = (!self.tensors.is_empty()).then_some(head);
+        head.into_iter().chain(self.tensors.iter().map(line))
     }
 }

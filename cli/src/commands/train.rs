@@ -18,7 +18,7 @@ use crate::output::OutputFolder;
 use crate::progress::Progress;
 use crate::terminal::print;
 use crate::training::baseline::{Baseline, GRID};
-use crate::training::fit::{FitOptions, fit};
+use crate::training::fit::{Anisotropy, FitOptions, fit};
 use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summarise};
 use crate::training::{DTYPE, Method, Run, Schedule, train};
 
@@ -40,6 +40,9 @@ pub struct TrainArgs {
     /// squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
     covariance: Family,
+    /// Length scales: one for all parameters, or one for each tensor, fitted to the same samples
+    #[arg(long, value_enum, default_value_t = Anisotropy::None)]
+    anisotropy: Anisotropy,
     /// S-RFD: correct each step for the noise of its mini-batch
     #[arg(long)]
     stochastic: bool,
@@ -99,6 +102,7 @@ struct Report<'a> {
     validation_images: usize,
     epochs: usize,
     batch_size: usize,
+    anisotropy: Anisotropy,
     stochastic: bool,
     threads: usize,
     /// Whether every seed ran to its end.
@@ -227,6 +231,7 @@ impl Command<'_> {
         }
         let options = FitOptions {
             family: args.covariance,
+            anisotropy: args.anisotropy,
             tolerance: args.tolerance,
             max_samples: args.max_samples,
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
@@ -241,7 +246,8 @@ impl Command<'_> {
         self.printer.epoch_header();
         let network = Network::new(args.model, DTYPE, seed)?;
         let config = Config { model: model.clone(), options: self.optimizer_options() };
-        let mut rfd = Rfd::for_parameters(network.parameters(), config)?;
+        let (config, parameters) = config.per_tensor(network.parameters())?;
+        let mut rfd = Rfd::for_parameters(parameters, config)?;
         let run = self.train("RFD", &network, &mut rfd, seed, true)?;
         report.methods.push(MethodReport::new("RFD", None, &run));
         if let Some(folder) = output {
@@ -316,6 +322,7 @@ impl Command<'_> {
             validation_images: self.data.validation.len(),
             epochs: args.epochs,
             batch_size: args.batch_size,
+            anisotropy: args.anisotropy,
             stochastic: args.stochastic,
             threads: candle_core::utils::get_num_threads(),
             complete,

@@ -1,7 +1,7 @@
 //! The covariance model of a network on its data: auto-fit, with its progress, its cache and what it cost.
 
 use std::fs;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use candle_core::Device;
 use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::estimation::{AutoFit, EstimationError};
+use rfdescent::estimation::{AutoFit, AutoFitted, EstimationError, TensorFit};
 use rfdescent_candle::NetworkSampler;
 use serde::{Deserialize, Serialize};
 
@@ -24,11 +24,23 @@ use crate::progress::Progress;
 /// Largest batch of a sample: the convolutional network takes 0.3 MB an image.
 const MAX_BATCH: u64 = 4096;
 
+/// Which parameters share a length scale.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Anisotropy {
+    /// All: RFD as published
+    None,
+    /// Those of a tensor
+    Tensor,
+}
+
 /// What the user may choose.
 #[derive(Clone, Debug)]
 pub struct FitOptions {
     /// The covariance.
     pub family: Family,
+    /// Whether each tensor gets a length scale.
+    pub anisotropy: Anisotropy,
     /// Relative standard deviation of C(0) that ends the sampling.
     pub tolerance: f64,
     /// Most images to draw.
@@ -51,10 +63,13 @@ pub struct Fitted {
     pub variance: f64,
     /// C_ε(0).
     pub noise_variance: f64,
-    /// −d·C'(0).
+    /// −d·C'(0), in the norm of the length scales.
     pub grad_variance: f64,
-    /// −d·C'_ε(0).
+    /// −d·C'_ε(0), likewise.
     pub noise_grad_variance: f64,
+    /// The tensors, where each has a length scale.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<TensorFit>,
     /// d.
     pub dims: u64,
     /// Relative standard deviation of the variance.
@@ -117,16 +132,17 @@ pub fn fit(
     });
     bar.finish_and_clear();
     let fitted = fitted.map_err(|error| explain(error, options.cache.as_deref()))?;
-    let model = Model::new(options.family, fitted.moments())
-        .map_err(|error| CliError::Data(format!("no covariance fits the samples: {error}")))?;
+    let (model, tensors) = model(options, &fitted)?;
+    let moments = model.moments();
     warnings.extend(fitted.warnings);
     Ok(Fitted {
         covariance: options.family.to_string(),
-        mean: fitted.fit.mean,
-        variance: fitted.fit.variance,
-        noise_variance: fitted.fit.noise_variance,
-        grad_variance: fitted.fit.grad_variance,
-        noise_grad_variance: fitted.fit.noise_grad_variance,
+        mean: moments.mean,
+        variance: moments.variance,
+        noise_variance: moments.noise_variance,
+        grad_variance: moments.grad_variance,
+        noise_grad_variance: moments.noise_grad_variance,
+        tensors,
         dims: fitted.dims,
         relative_std: fitted.fit.relative_std,
         length_scale: model.length_scale(),
@@ -138,6 +154,26 @@ pub fn fit(
         warnings,
         model,
     })
+}
+
+/// The model and, if wanted, the fits of the tensors in whose geometry it is.
+fn model(options: &FitOptions, fitted: &AutoFitted) -> Result<(Model, Vec<TensorFit>), CliError> {
+    let unfit = |error: Error| CliError::Data(format!("no covariance fits the samples: {error}"));
+    if options.anisotropy == Anisotropy::None {
+        return Ok((Model::new(options.family, fitted.moments()).map_err(unfit)?, Vec::new()));
+    }
+    let tensors = fitted.fit_tensors().map_err(|error| match (error, &options.cache) {
+        (Error::Estimation(EstimationError::NoTensors), Some(cache)) => CliError::file(
+            cache,
+            "holds samples without gradient norms by tensor, which --anisotropy tensor needs; name another file with \
+             --samples",
+        ),
+        (error, _) => unfit(error),
+    })?;
+    let model = Model::new(options.family, tensors.moments(&fitted.fit))
+        .and_then(|model| model.with_tensors(tensors.factors()))
+        .map_err(unfit)?;
+    Ok((model, tensors.tensors))
 }
 
 /// Says what a user of the command can do, where the library speaks to a caller of its functions.
@@ -237,9 +273,11 @@ fn holds_samples(cache: &Path) -> Result<bool, CliError> {
     if !cache.exists() {
         return Ok(false);
     }
-    let mut start = Vec::new();
-    files::open(cache)?.take(64).read_to_end(&mut start).map_err(|e| CliError::io(cache, e))?;
-    Ok(!matches!(start.trim_ascii(), b"" | b"loss,grad_norm,batchsize,time"))
+    let content = files::read(cache)?;
+    let content = content.trim_ascii();
+    let header = content.starts_with(b"loss,grad_norm,batchsize,time")
+        && !content.iter().any(|byte| matches!(byte, b'\n' | b'\r'));
+    Ok(!(content.is_empty() || header))
 }
 
 #[cfg(test)]
@@ -257,9 +295,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = folder.path().join("samples.csv");
         // Without samples there is nothing to mix up: not there, empty, a header alone.
-        for (network, content) in
-            [("cnn", None), ("mlp", Some("")), ("mlp", SAMPLES.split_inclusive('\n').next())]
-        {
+        for (network, content) in [
+            ("cnn", None),
+            ("mlp", Some("")),
+            ("mlp", SAMPLES.split_inclusive('\n').next()),
+            ("mlp", Some("loss,grad_norm,batchsize,time,sq_grad_norm:a,sq_grad_norm:b\n")),
+        ] {
             if let Some(content) = content {
                 fs::write(&cache, content).unwrap();
             }
@@ -269,6 +310,8 @@ mod tests {
         assert_eq!(origin("mlp").claim(&cache).unwrap(), None);
         let error = origin("cnn").claim(&cache).unwrap_err().to_string();
         assert!(error.contains("samples.csv") && error.contains("--samples"), "{error}");
+        fs::write(&cache, "loss,grad_norm,batchsize,time,sq_grad_norm:a\r2.5,3.0,20,0,9.0").unwrap();
+        assert!(origin("cnn").claim(&cache).is_err(), "samples whatever their line breaks");
     }
 
     #[test]

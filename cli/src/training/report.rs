@@ -147,6 +147,25 @@ impl Printer {
             fixed(fit.length_scale, 3),
             fixed(fit.plateau_step_size, 3)
         ));
+        if !fit.tensors.is_empty() {
+            self.line(format!(
+                "  {:<24} {:>10} {:>18} {:>11} {:>20}",
+                "tensor", "elements", "gradient variance", "noise", "length-scale factor"
+            ));
+        }
+        for tensor in &fit.tensors {
+            self.line(format!(
+                "  {:<24} {:>10} {:>18.3e} {:>11.3e} {:>20}",
+                tensor.name,
+                tensor.dims,
+                tensor.grad_variance,
+                tensor.noise_grad_variance,
+                fixed(tensor.length_scale_factor, 3) + if tensor.raised { " *" } else { "  " }
+            ));
+        }
+        if fit.tensors.iter().any(|tensor| tensor.raised) {
+            self.line("  * the variance of an element is below 3 % of the mean and counts as 3 %");
+        }
         for warning in &fit.warnings {
             self.line(format!("  warning: {warning}"));
         }

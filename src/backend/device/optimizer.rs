@@ -121,6 +121,7 @@ impl DeviceOptimizer {
     ) -> Result<Self> {
         let method = method.into();
         let options = method.prepare(options)?;
+        method.check_groups(&specs)?;
         let lengths = crate::optimizer::validate(&options, &specs)?;
         if options.groups.len() > usize::from(u16::MAX) + 1 {
             return Err(Error::invalid(

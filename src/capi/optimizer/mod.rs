@@ -1,5 +1,6 @@
 //! The handle of an optimizer.
 
+mod adaptive;
 mod backend;
 #[cfg(feature = "cuda")]
 mod device;
@@ -9,12 +10,15 @@ mod structs;
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use self::adaptive::*;
 use self::backend::{Backend, Tensors};
 use self::host::Host;
 pub use self::structs::*;
 use super::buffer::rfd_buffer;
 use super::model::rfd_model;
-use super::pointers::{Array, Out, OutStruct, destroy, lock, no_stream, path, read, shared, slice};
+use super::pointers::{
+    Array, Out, OutStruct, Versioned, destroy, lock, no_stream, path, read, shared, slice,
+};
 #[cfg(not(feature = "cuda"))]
 use super::status::RFD_ERROR_UNSUPPORTED;
 use super::status::{Failure, Result, guard, rfd_status};
@@ -22,7 +26,7 @@ use super::status::{Failure, Result, guard, rfd_status};
 use crate::device::{Device, StatusReader};
 #[cfg(feature = "cuda")]
 use crate::optimizer::DeviceOptimizer;
-use crate::optimizer::{Group, Optimizer, StepReport};
+use crate::optimizer::{Group, Method, Optimizer, StepReport};
 
 /// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call while
 /// another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_status and rfd_optimizer_wait may be called at any time.
@@ -85,7 +89,53 @@ impl rfd_optimizer {
 impl rfd_step_report {
     /// Before the first step.
     fn from_none() -> Self {
-        <Self as super::pointers::Versioned>::DEFAULT
+        Self::DEFAULT
+    }
+}
+
+/// A struct that may be null, for its defaults.
+///
+/// # Safety
+/// As [`read`].
+unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
+    // SAFETY: the caller vouches for the same.
+    if pointer.is_null() { Ok(T::DEFAULT) } else { unsafe { read(pointer) } }
+}
+
+/// An optimizer of either method.
+///
+/// # Safety
+/// `options` and `specs` are what the header says of them.
+unsafe fn create(
+    method: Method,
+    options: *const rfd_optimizer_options,
+    specs: *const rfd_tensor_spec,
+    count: usize,
+) -> Result<rfd_optimizer> {
+    // SAFETY: the caller vouches for both, and for what they point to.
+    let (options, converted, specs) = unsafe {
+        let options = read_or_default(options)?;
+        let specs = Array::new(specs, count, "specs")?;
+        let converted = options.convert()?;
+        (options, converted, specs.iter().map(|spec| spec?.convert()).collect::<Result<Vec<_>>>()?)
+    };
+    match options.device_kind {
+        RFD_DEVICE_CPU if options.device_index != 0 => {
+            Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"))
+        }
+        RFD_DEVICE_CPU => Ok(rfd_optimizer::on_host(Optimizer::new(method, converted, specs)?)),
+        #[cfg(feature = "cuda")]
+        RFD_DEVICE_CUDA => {
+            let device = crate::cuda::device(options.device_index as usize)?;
+            let optimizer = DeviceOptimizer::new(method, converted, specs, &device)?;
+            Ok(rfd_optimizer::on_device(optimizer, options.device_index))
+        }
+        #[cfg(not(feature = "cuda"))]
+        RFD_DEVICE_CUDA => Err(Failure::new(
+            RFD_ERROR_UNSUPPORTED,
+            "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
+        )),
+        kind => Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
     }
 }
 
@@ -109,44 +159,33 @@ pub unsafe extern "C" fn rfd_optimizer_create(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (model, options, specs, out) = unsafe {
-            let options = if options.is_null() {
-                <rfd_optimizer_options as super::pointers::Versioned>::DEFAULT
-            } else {
-                read(options)?
-            };
-            (
-                shared(model, "model")?.model.clone(),
-                options,
-                Array::new(specs, count, "specs")?,
-                Out::new(optimizer, "optimizer")?,
-            )
-        };
+        let (model, out) = unsafe { (shared(model, "model")?, Out::new(optimizer, "optimizer")?) };
         // SAFETY: as above.
-        let converted = unsafe { options.convert()? };
+        out.set_handle(unsafe { create(model.model.clone().into(), options, specs, count)? });
+        Ok(())
+    })
+}
+
+/// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training itself, without a
+/// fitted model. Otherwise as rfd_optimizer_create.
+///
+/// `adaptive` may be null, for the defaults. RFD_ERROR_INVALID_ARGUMENT also for options of RFD as published: `mode`,
+/// `conservatism`, `inv_batch_size`, and `momentum` of groups, as gradients are averaged already. The halves of sharded steps,
+/// rfd_optimizer_squared_norm and rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors.
+/// A saved state can be loaded into an optimizer of the same method only.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
+    adaptive: *const rfd_adaptive,
+    options: *const rfd_optimizer_options,
+    specs: *const rfd_tensor_spec,
+    count: usize,
+    optimizer: *mut *mut rfd_optimizer,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (adaptive, out) = unsafe { (read_or_default(adaptive)?, Out::new(optimizer, "optimizer")?) };
         // SAFETY: as above.
-        let specs = specs.iter().map(|spec| unsafe { spec?.convert() }).collect::<Result<Vec<_>>>()?;
-        let handle = match options.device_kind {
-            RFD_DEVICE_CPU if options.device_index != 0 => {
-                return Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"));
-            }
-            RFD_DEVICE_CPU => rfd_optimizer::on_host(Optimizer::new(model, converted, specs)?),
-            #[cfg(feature = "cuda")]
-            RFD_DEVICE_CUDA => {
-                let device = crate::cuda::device(options.device_index as usize)?;
-                let optimizer = DeviceOptimizer::new(model, converted, specs, &device)?;
-                rfd_optimizer::on_device(optimizer, options.device_index)
-            }
-            #[cfg(not(feature = "cuda"))]
-            RFD_DEVICE_CUDA => {
-                return Err(Failure::new(
-                    RFD_ERROR_UNSUPPORTED,
-                    "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
-                ));
-            }
-            kind => return Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
-        };
-        out.set_handle(handle);
+        out.set_handle(unsafe { create(adaptive.convert()?.into(), options, specs, count)? });
         Ok(())
     })
 }
@@ -276,8 +315,8 @@ pub unsafe extern "C" fn rfd_optimizer_squared_norm(
 /// The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on the device for a
 /// device. Every rank must give the same norm and input; then all take bitwise the same step.
 ///
-/// `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock, whose
-/// norms a shard does not know.
+/// `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock or the
+/// method is adaptive: a shard does not know the norms that they need.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     optimizer: *mut rfd_optimizer,

@@ -137,7 +137,7 @@ pub struct rfd_group {
     pub length_scale_factor: f64,
     /// Multiplies the learning rate of this group alone. Default 1.
     pub multiplier: f64,
-    /// In [0, 1). Default 0: no velocity is kept.
+    /// In [0, 1). Default 0: no velocity is kept. Leave it at 0 with the adaptive method, which averages gradients itself.
     pub momentum: f64,
     /// Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
     pub weight_decay: f64,
@@ -259,13 +259,16 @@ pub struct rfd_step_report {
     pub loss: f64,
     /// Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
     pub grad_norm: f64,
-    /// The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1.
+    /// The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With the adaptive
+    /// method that of the averaged gradient.
     pub sigma_norm: f64,
-    /// Gradient cost quotient; infinite at a loss of the cost's mean or above, 0 in a skipped step.
+    /// Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0 in a skipped
+    /// step.
     pub theta: f64,
     /// Length of the step, multiplier and cap included; 0 in a skipped step.
     pub step_size: f64,
-    /// `step_size` / `sigma_norm`: what the gradient is multiplied with; 0 in a skipped step.
+    /// `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the averaged one, and each
+    /// tensor's scale beside; 0 in a skipped step.
     pub learning_rate: f64,
     /// Steps applied so far, this one included.
     pub applied_steps: u64,

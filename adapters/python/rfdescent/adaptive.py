@@ -1,0 +1,146 @@
+"""The adaptive method as an optimizer of PyTorch."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from ._descent import Descent, check_type, number
+from ._engine import Engine, StepReport
+from ._methods import ANISOTROPIES, Adaptive
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["AdaptiveRFD"]
+
+
+class AdaptiveRFD(Descent):
+    """Random Function Descent on the logarithm of the cost, with what training itself shows in place of a
+    fit: no covariance model, no learning rate to tune.
+
+    For networks of any kind, also those without normalisation, where `RFD`, which needs a cost that looks
+    alike everywhere, diverges. Steps, groups, gradient scalers, CUDA tensors and graphs are as with `RFD`.
+
+    Parameters
+    ----------
+    params : iterable of Tensor, of (str, Tensor), or of dict
+        Parameters, named parameters or groups, as with every optimizer of PyTorch. Names appear in errors.
+    averaging : float
+        In [0, 1): decay of the averages of gradients and losses. The average of gradients is float32 (float64
+        for float64 parameters); with 0 none is kept. Holds for all groups and all steps.
+    anisotropy : {"tensorwise", "isotropic"}
+        Whether each tensor has a length scale of its own, or all share one.
+    loss_bound : float
+        The largest number known that the loss does not fall below: 0 for cross entropy and squared errors.
+        Steps with a loss below it are skipped.
+    lr : float
+        Multiplies the step size; for schedulers. May differ between groups.
+    weight_decay : float
+        Decoupled: parameters are multiplied with 1 - learning rate * weight_decay. May differ between groups.
+    length_scale_factor : float
+        Multiplies the length scale of a group relative to the others'. May differ between groups.
+    norm_lock : bool
+        Each tensor keeps its Euclidean norm. Those of norm 0 and of one element are left alone. May differ
+        between groups.
+    max_step_size : float, optional
+        The step size is cut to this.
+    master_weights : bool
+        float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
+        rounded from. Elements of a parameter that were written to in place between steps get new ones, except
+        through ``param.data``, which PyTorch does not count.
+    stochastic_rounding : int, optional
+        Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
+    process_group : ProcessGroup, "auto" or None
+        The processes that train together, each with all tensors, as with DistributedDataParallel. "auto" are
+        all processes when torch.distributed is initialised; None is this process alone.
+
+    Raises
+    ------
+    ValueError
+        Names the option or tensor at fault and says what to do.
+
+    Notes
+    -----
+    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
+    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale.
+    ``docs/adaptive.md`` derives the method.
+    """
+
+    _OWN = (*Descent._OWN, "_anisotropy", "_loss_bound")
+    _NOT_OF_GROUPS = {
+        **Descent._NOT_OF_GROUPS,
+        "anisotropy": "holds for all groups: give it to the optimizer",
+        "loss_bound": "holds for all groups: give it to the optimizer",
+        "momentum": "is for RFD as published: leave it out, gradients are averaged already",
+        **dict.fromkeys(
+            ("b_size_inv", "batch_size", "conservatism", "covariance_model", "mode"),
+            "is for RFD as published: leave it out",
+        ),
+    }
+    _SIGNS = ("averaging",)
+    _ADAPTIVE = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        averaging: float = 0.9,
+        anisotropy: str = "tensorwise",
+        loss_bound: float = 0,
+        lr: float = 1,
+        weight_decay: float = 0,
+        length_scale_factor: float = 1,
+        norm_lock: bool = False,
+        max_step_size: float | None = None,
+        master_weights: bool = False,
+        stochastic_rounding: int | None = None,
+        process_group: ProcessGroup | Literal["auto"] | None = "auto",
+    ) -> None:
+        if not isinstance(anisotropy, str) or anisotropy not in ANISOTROPIES:
+            raise ValueError(f"anisotropy = {anisotropy!r} must be one of {', '.join(ANISOTROPIES)}")
+        check_type("averaging", averaging, numbers.Real, "a number")
+        check_type("loss_bound", loss_bound, numbers.Real, "a number")
+        self._anisotropy = anisotropy
+        self._loss_bound = float(loss_bound)
+        defaults = {
+            "lr": lr,
+            "averaging": float(averaging),
+            "weight_decay": weight_decay,
+            "length_scale_factor": length_scale_factor,
+            "norm_lock": norm_lock,
+        }
+        super().__init__(
+            params,
+            defaults,
+            max_step_size=max_step_size,
+            master_weights=master_weights,
+            stochastic_rounding=stochastic_rounding,
+            process_group=process_group,
+        )
+
+    def _method(self) -> Adaptive:
+        averaging = self.defaults["averaging"]
+        for index, group in enumerate(self.param_groups):
+            # Averages that were begun with another decay would be worth something else.
+            if number(group, "averaging") != averaging:
+                raise ValueError(
+                    f"param_groups[{index}] has averaging = {group['averaging']}, but the optimizer was made "
+                    f"with {averaging}, which holds for all groups and all steps: make another AdaptiveRFD"
+                )
+        return Adaptive(averaging, self._anisotropy, self._loss_bound)
+
+    def _has_velocity(self, group: dict[str, Any]) -> bool:
+        return number(group, "averaging") > 0
+
+    def _take_report(self, report: StepReport, engine: Engine) -> None:
+        super()._take_report(report, engine)
+        if report.outcome == "loss_below_bound":
+            warnings.warn(
+                # The same text each time, which Python shows once.
+                f"a loss is below loss_bound = {self._loss_bound}, so that its step is skipped: give "
+                "AdaptiveRFD a smaller loss_bound",
+                stacklevel=2,
+            )

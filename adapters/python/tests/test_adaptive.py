@@ -1,0 +1,379 @@
+"""AdaptiveRFD: its steps, its settings, its state. What it shares with RFD is tested there."""
+
+import copy
+import io
+import math
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from reference import AdaptiveReference
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from rfdescent import RFD, AdaptiveRFD
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+
+
+def train(model, optimizer, steps, first=0):
+    for k in range(first, first + steps):
+        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k)).to(next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step(loss=loss)
+
+
+def equal(a, b):
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("averaging", [0, 0.9])
+@pytest.mark.parametrize("anisotropy", ["tensorwise", "isotropic"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [{}],
+        [{"weight_decay": 0.02, "lr": 0.3}],
+        [{"lr": 0.5}, {"lr": 0.1}],
+        [{"length_scale_factor": 0.5}, {"length_scale_factor": 2.0, "weight_decay": 0.01}],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_float64_reference(averaging, anisotropy, settings, dtype):
+    params = [p.detach().requires_grad_() for p in network(dtype).parameters()]
+    halves = [params] if len(settings) == 1 else [params[:2], params[2:]]
+    groups = [{"params": part, **given} for part, given in zip(halves, settings, strict=True)]
+    options = {"averaging": averaging, "loss_bound": -0.5}
+    reference = AdaptiveReference(groups, tensorwise=anisotropy == "tensorwise", **options)
+    optimizer = AdaptiveRFD([dict(group) for group in groups], anisotropy=anisotropy, **options)
+    # Gradients are exact. Averages of n terms in the buffer's format: less than 10 roundings of the largest
+    # term by 0.9^k weights, and the norm is one of many such errors; f64 sums in another order.
+    unit = torch.finfo(dtype).eps / 2
+    for k in range(72):
+        for index, p in enumerate(params):
+            # Of sizes that differ, so that variances reach their bounds.
+            p.grad = (torch.randn_like(p) + 0.5) * 10.0 ** (index - 2)
+        # Falls, then rises, then is level: trust goes down.
+        loss = 2.0 + (-0.05 * k if k < 20 else 0.05 * (k - 40) if k < 35 else -0.2) + 0.01 * (-1) ** k
+        before = [p.detach().double().clone() for p in params]
+        expected_before = [p.clone() for group in reference.groups for p in group["params"]]
+        rate = reference.step(loss, [[p.grad for p in part] for part in halves])
+        optimizer.step(loss=loss)
+        assert optimizer.last_step.outcome == "applied"
+        largest = max(group["lr"] for group in optimizer.param_groups)
+        assert optimizer.last_step.learning_rate == pytest.approx(rate * largest, rel=64 * unit + 1e-13)
+        expected = [p for group in reference.groups for p in group["params"]]
+        for p, q, old, expected_old in zip(params, expected, before, expected_before, strict=True):
+            moved, right = p.detach().double() - old, q - expected_old
+            bound = (64 * unit + 1e-13) * right.abs().max() + 2 * unit * max(float(old.abs().max()), 1.0)
+            # Weight decay is of a parameter that has an error of its own.
+            assert (moved - right).abs().max() <= bound + 0.1 * (old - expected_old).abs().max()
+    assert optimizer.last_step.applied_steps == 72
+    assert reference.trust() < 1
+
+
+def images(count=2000):
+    """Ten random images under noise."""
+    labels = torch.randint(10, (count,))
+    return torch.randn(10, 784)[labels] + 2 * torch.randn(count, 784), labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_trains_a_plain_network(dtype):
+    """One without normalisation, on which RFD as published diverges; nothing is tuned."""
+    x, y = images()
+    model = torch.nn.Sequential(torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(dtype)
+    optimizer = AdaptiveRFD(model.parameters(), master_weights=dtype is torch.bfloat16)
+    for _ in range(3):
+        for batch in torch.randperm(len(x)).split(100):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x[batch].to(dtype)).float(), y[batch])
+            loss.backward()
+            optimizer.step(loss=loss)
+    with torch.no_grad():
+        final = torch.nn.functional.cross_entropy(model(x.to(dtype)).float(), y)
+    assert final < 2e-3
+
+
+def test_its_cost_may_have_another_lower_bound():
+    """A loss and its bound that are moved together give the same steps."""
+    models = [network(torch.float64), network(torch.float64)]
+    bounds = [0.0, -4.0]
+    for model, bound in zip(models, bounds):
+        optimizer = AdaptiveRFD(model.parameters(), loss_bound=bound)
+        for k in range(40):
+            x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+            optimizer.zero_grad()
+            loss = model(x).square().mean() + bound
+            loss.backward()
+            optimizer.step(loss=loss)
+        assert optimizer.last_step.outcome == "applied"
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-9, atol=1e-9)
+
+
+def test_a_loss_below_the_bound():
+    model = network()
+    optimizer = AdaptiveRFD(model.parameters())
+    train(model, optimizer, 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for loss in (-0.5, -0.25):
+            optimizer.step(loss=loss)
+    (warning,) = caught
+    assert "below loss_bound = 0.0" in str(warning.message)
+    assert optimizer.last_step.outcome == "loss_below_bound"
+    assert (optimizer.last_step.applied_steps, optimizer.last_step.skipped_steps) == (1, 2)
+    assert all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_gradient_scaler(unscale):
+    """Powers of two are exact: scaled training has the bits of plain training."""
+    (plain, one), (scaled, other) = ((m, AdaptiveRFD(m.parameters())) for m in (network(), network()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    for k in range(6):
+        train(plain, one, 1, first=k)
+        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k))
+        loss = scaled(x).square().mean()
+        other.zero_grad()
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(other)
+        scaler.step(other, loss=loss)
+        scaler.update()
+        assert one.last_step == other.last_step
+    assert equal(plain, scaled)
+    other.zero_grad()
+    scaler.scale(scaled(x).square().mean() * math.inf).backward()
+    scaler.step(other, loss=loss)
+    assert other.last_step.outcome == "found_inf"
+    assert equal(plain, scaled)
+
+
+def by_torch_save(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"averaging": 0}, {"master_weights": True}], ids=str)
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save])
+def test_going_on_is_the_same(dtype, options, copied):
+    """Also from the middle of a window, with a trust below 1."""
+    model = network(dtype)
+    optimizer = AdaptiveRFD(model.parameters(), **options)
+    train(model, optimizer, 37)
+    state = copied({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = network(dtype)
+    resumed = AdaptiveRFD(other.parameters(), **options)
+    other.load_state_dict(state["model"])
+    resumed.load_state_dict(state["optimizer"])
+    for a, b in zip(
+        optimizer.state_dict()["state"].values(), resumed.state_dict()["state"].values(), strict=True
+    ):
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    train(model, optimizer, 20, first=37)
+    train(other, resumed, 20, first=37)
+    assert equal(model, other)
+    assert resumed.last_step == optimizer.last_step
+    assert resumed.last_step.applied_steps == 57
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("steps", [0, 20])
+def test_copies_of_the_optimizer(copied, steps):
+    model = network()
+    optimizer = AdaptiveRFD(model.parameters(), anisotropy="isotropic", averaging=0.8, loss_bound=-1)
+    train(model, optimizer, steps)
+    other, resumed = copied((model, optimizer))
+    train(model, optimizer, 2, first=steps)
+    train(other, resumed, 2, first=steps)
+    assert equal(model, other)
+    assert resumed.last_step == optimizer.last_step
+
+
+def test_contents():
+    model = network(torch.bfloat16)
+    optimizer = AdaptiveRFD(model.named_parameters(), master_weights=True)
+    fresh = optimizer.state_dict()["state"]
+    # The same tensors before the first step: what is loaded into them finds its place.
+    kinds = {"step", "skipped", "velocity", "master", "history", "tensor_history"}
+    assert all(set(entry) == kinds for entry in fresh.values())
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()["state"]
+    for p, before, entry in zip(model.parameters(), fresh.values(), state.values(), strict=True):
+        assert {key: (value.shape, value.dtype) for key, value in entry.items()} == {
+            key: (value.shape, value.dtype) for key, value in before.items()
+        }
+        assert torch.equal(entry["velocity"], -p.grad.float())
+        assert torch.equal(entry["history"], state[0]["history"])
+        # The average of squared norms is among a tensor's numbers, with the weight of a first one.
+        square = 0.1 * float(p.grad.double().square().sum())
+        assert any(float(number) == pytest.approx(square, rel=1e-12) for number in entry["tensor_history"])
+    # Loading what no step has changed is no state at all.
+    optimizer.load_state_dict({"state": fresh, "param_groups": optimizer.state_dict()["param_groups"]})
+    assert optimizer.last_step.applied_steps == 0
+
+
+def test_distributed_checkpoint(tmp_path):
+    """Of one process; test_sharded.py has several."""
+    model, other = network(), network()
+    optimizer, resumed = AdaptiveRFD(model.parameters()), AdaptiveRFD(other.parameters())
+    train(model, optimizer, 20)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    weights, state = get_state_dict(other, resumed)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state)
+    train(model, optimizer, 20, first=20)
+    train(other, resumed, 20, first=20)
+    assert equal(model, other)
+
+
+def test_states_are_of_one_method(cov):
+    model = network()
+    adaptive = AdaptiveRFD(model.parameters())
+    published = RFD(model.parameters(), covariance_model=cov, momentum=0.9)
+    others = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(model.parameters())]
+    train(model, adaptive, 1)
+    for foreign in (published, *others):
+        with pytest.raises(ValueError, match="no averaging in its groups, so it is not AdaptiveRFD's"):
+            adaptive.load_state_dict(foreign.state_dict())
+    with pytest.raises(ValueError, match="no b_size_inv in its groups, so it is not RFD's"):
+        published.load_state_dict(adaptive.state_dict())
+    other = AdaptiveRFD(model.parameters(), averaging=0.5)
+    with pytest.raises(ValueError, match=r"has averaging = 0.9, but the optimizer was made with 0.5"):
+        other.load_state_dict(adaptive.state_dict())
+    assert other.param_groups[0]["averaging"] == 0.5
+    train(model, adaptive, 1)
+    assert adaptive.last_step.applied_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("history", torch.zeros(3), r"saved history has shape \(3,\)"),
+        ("history", [0.0], r"saved history is \[0.0\]"),
+        ("tensor_history", torch.full((3,), torch.nan), "saved tensor_history is not finite"),
+        ("tensor_history", torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
+        ("velocity", torch.full((5, 7), torch.inf), "saved velocity is not finite"),
+    ],
+)
+def test_a_damaged_state(key, value, message):
+    model = network()
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 1)
+    damaged = copy.deepcopy(optimizer.state_dict())
+    damaged["state"][0][key] = value
+    with pytest.raises(ValueError, match=f"tensor `0.weight`.*{message}"):
+        optimizer.load_state_dict(damaged)
+    train(model, optimizer, 1)
+    assert optimizer.last_step.applied_steps == 2
+
+
+def test_groups_added_later():
+    """What is known of the others' gradients stays theirs."""
+    a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(3))
+    optimizer = AdaptiveRFD([a, b])
+    for p, size in ((a, 1.0), (b, 100.0)):
+        p.grad = torch.full_like(p, size)
+    for _ in range(9):
+        optimizer.step(loss=2.0)
+    before = optimizer.state_dict()["state"]
+    optimizer.add_param_group({"params": [c], "lr": 0.5})
+    optimizer.param_groups[0]["params"].reverse()
+    after = optimizer.state_dict()["state"]
+    for key in ("velocity", "tensor_history"):
+        assert torch.equal(before[0][key], after[1][key])
+        assert torch.equal(before[1][key], after[0][key])
+    c.grad = torch.ones_like(c)
+    moved = a.detach().clone()
+    optimizer.step(loss=2.0)
+    # c's first gradient is a's average; its rate is half.
+    assert torch.allclose(c.detach(), 0.5 * (a.detach() - moved), rtol=1e-12)
+    assert optimizer.last_step.applied_steps == 10
+
+
+def test_a_parameter_that_is_resized():
+    """What was known of its gradients goes with its velocity."""
+    p, q = (torch.nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
+    optimizer = AdaptiveRFD([("p", p), ("q", q)])
+    fresh = optimizer.state_dict()["state"][0]["tensor_history"]
+    for _ in range(3):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+        optimizer.step(loss=2.0)
+    known = optimizer.state_dict()["state"][1]["tensor_history"]
+    p.grad = None
+    p.data = torch.cat([p.data, p.data])
+    with pytest.warns(UserWarning, match=r"`p` has shape \(8,\) now but its velocity \(4,\)"):
+        state = optimizer.state_dict()["state"]
+    assert torch.equal(state[0]["tensor_history"], fresh)
+    assert torch.equal(state[1]["tensor_history"], known)
+    p.grad = torch.ones_like(p)
+    with pytest.warns(UserWarning, match=r"`p` has shape"):
+        optimizer.load_state_dict(optimizer.state_dict()) or optimizer.step(loss=2.0)
+    assert optimizer.last_step.applied_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"averaging": 1}, ValueError, "averaging = 1:"),
+        ({"averaging": -0.1}, ValueError, "averaging = -0.1"),
+        ({"averaging": math.nan}, ValueError, "averaging"),
+        ({"averaging": "0.9"}, TypeError, "averaging = '0.9' must be a number"),
+        (
+            {"anisotropy": "elementwise"},
+            ValueError,
+            "anisotropy = 'elementwise' must be one of tensorwise, iso",
+        ),
+        ({"anisotropy": None}, ValueError, "anisotropy = None"),
+        ({"loss_bound": math.inf}, ValueError, "loss_bound"),
+        ({"loss_bound": None}, TypeError, "loss_bound = None must be a number"),
+        ({"lr": -1}, ValueError, "lr = -1"),
+        ({"weight_decay": -1}, ValueError, "weight_decay"),
+        ({"max_step_size": 0}, ValueError, "max_step_size"),
+        ({"momentum": 0.9}, TypeError, "momentum"),
+        ({"covariance_model": None}, TypeError, "covariance_model"),
+    ],
+)
+def test_options_outside_their_domain(options, error, message):
+    with pytest.raises(error, match=message):
+        AdaptiveRFD([torch.nn.Parameter(torch.ones(2))], **options)
+
+
+@pytest.mark.parametrize(
+    "key", ["momentum", "b_size_inv", "mode", "loss_bound", "anisotropy", "master_weights"]
+)
+def test_keys_that_are_no_settings_of_a_group(key):
+    with pytest.raises(ValueError, match=rf"param_groups\[0\] has '{key}'"):
+        AdaptiveRFD([{"params": [torch.nn.Parameter(torch.ones(2))], key: 0.5}])
+
+
+def test_averaging_is_fixed():
+    p = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match=r"param_groups\[0\] has averaging = 0.5, but .* made with 0.9"):
+        AdaptiveRFD([{"params": [p], "averaging": 0.5}])
+    optimizer = AdaptiveRFD([p], averaging=np.float32(0.75))
+    p.grad = torch.ones(2)
+    optimizer.step(loss=1.0)
+    optimizer.param_groups[0]["averaging"] = 0.5
+    with pytest.raises(ValueError, match="make another AdaptiveRFD"):
+        optimizer.step(loss=1.0)
+    with pytest.raises(TypeError, match=r"AdaptiveRFD's step size depends on the loss: call step\(closure\)"):
+        optimizer.step()
