@@ -46,6 +46,7 @@ typedef unsigned long long uint64_t;
 #define RFD_REASON_ZERO_GRADIENT 4
 #define RFD_REASON_INVALID_OPTION 5
 #define RFD_REASON_OUT_OF_RANGE 6
+#define RFD_REASON_LOSS_BELOW_BOUND 7
 
 // Flags of a tensor.
 #define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm
@@ -121,15 +122,60 @@ typedef struct RfdSquaredNorm {
     double sigma;
 } RfdSquaredNorm;
 
-// Four sums over a chunk, a segment or a tensor. Without norm lock only the first is formed.
+// Four sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. The adaptive method with
+// averages needs the first two, norm lock all, anything else only the first.
 #define RFD_SUM_SQUARES 0    // |g|^2
-#define RFD_SUM_PARAMETER 1  // |p|^2
-#define RFD_SUM_PRODUCT 2    // <p, d>, d the gradient or minus the new velocity
-#define RFD_SUM_DIRECTION 3  // |d|^2
+#define RFD_SUM_DIRECTION 1  // |d|^2
+#define RFD_SUM_PARAMETER 2  // |p|^2
+#define RFD_SUM_PRODUCT 3    // <p, d>
+
+// What the adaptive method remembers (src/optimizer/adaptive.rs); one RfdTensorHistory for each tensor follows. On the
+// device lie two of these: a step reads the one and, if it is applied, writes the other, for the step after it. The first
+// is that after an even number of applied steps.
+typedef struct RfdHistory {
+    double loss;             // average of losses, and the weight that it still lacks
+    double loss_rest;
+    double factor;           // of trust
+    double last;             // loss of the last step
+    double steps;            // in this window
+    double windows;          // that are complete
+    double sum;              // of this window's losses
+    double squares;          // of differences between each of them and the one before
+    double promised;         // what this window's steps were to lower the loss by
+    double sum_before;       // the three of the window before
+    double squares_before;
+    double promised_before;
+} RfdHistory;
+
+typedef struct RfdTensorHistory {
+    double squares;          // average of |g|^2, and the weight that it still lacks
+    double squares_rest;
+    double average_rest;     // the weight that the averaged gradient still lacks
+} RfdTensorHistory;
+
+// The adaptive method and its numbers, which exist in src/optimizer/adaptive.rs alone. All 0 for RFD as published.
+typedef struct RfdAdaptive {
+    uint64_t history;          // address of two RfdHistory with their tensors
+    double averaging;          // decay of the averages of gradients and losses; 0 for none
+    double loss_bound;         // losses below it are skipped
+    double decrease;           // of the logarithm of the cost, along the averaged gradient
+    double noisy_decrease;     // along single gradients
+    double variance_decay;     // of the average of |g|^2
+    double smallest_variance;  // of a tensor, as a share of the mean
+    double largest_variance;
+    double window;             // steps whose losses are compared with those before
+    double share;              // of the promised fall that has to come
+    double after_less;         // what the trust is multiplied with after less
+    double after_more;         // and after more
+    double smallest_trust;
+    uint32_t ramp;             // the first step is 2^(1 - ramp) of the rule's
+    uint32_t tensorwise;       // not 0: each tensor has a length scale of its own
+} RfdAdaptive;
 
 // Everything a launch needs beside the table of tensors. Passed by value.
 typedef struct RfdStep {
     RfdModel model;
+    RfdAdaptive adaptive;
     uint64_t tensors;        // address of the table of RfdTensor, 0 when it is passed by value
     uint64_t groups;         // address of the RfdGroup
     uint64_t settings;       // address of the RfdSettings
@@ -154,7 +200,7 @@ typedef struct RfdStep {
     uint32_t group_count;
     uint32_t loss_dtype;     // RFD_DTYPE_*
     uint32_t stochastic;     // not 0: f16 and bf16 parameters without master weights round stochastically
-    uint32_t sums;           // sums per chunk: 1, or 4 with norm lock
+    uint32_t sums;           // sums per chunk: 1, 2 or 4
 } RfdStep;
 
 // As many tensors as fit with RfdStep into the 32,764 bytes that the parameters of a kernel may have.

@@ -8,10 +8,10 @@
 // some load while others add.
 #define RFD_BATCH 32
 
-template <bool GENERIC>
+template <Kind KIND>
 struct NormScratch {
     // Two, so that a batch may begin while the one before is being joined.
-    double warp_sums[2][RFD_BATCH][sums_of(GENERIC)][RFD_WARPS];
+    double warp_sums[2][RFD_BATCH][sums_of(KIND)][RFD_WARPS];
     uint32_t tensor[2][RFD_BATCH];
 };
 
@@ -52,24 +52,27 @@ __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uin
     return last;
 }
 
-template <bool GENERIC>
-__device__ __forceinline__ int sums_of_tensor(const RfdTensor& tensor)
+template <Kind KIND>
+__device__ __forceinline__ int sums_of_tensor(const RfdStep& step, const RfdTensor& tensor)
 {
-    return GENERIC && tensor.flags & RFD_TENSOR_LOCK ? 4 : 1;
+    if constexpr (KIND != Kind::generic) {
+        return sums_of(KIND);
+    }
+    return tensor.flags & RFD_TENSOR_LOCK ? 4 : step.adaptive.averaging > 0.0 ? 2 : 1;
 }
 
 // Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any scale.
-template <bool GENERIC>
+template <Kind KIND>
 __device__ __forceinline__ double scaled_squares(double sum, const RfdTensor& tensor, double scale)
 {
-    if (!GENERIC || scale == 1.0 || grad_format(tensor) == RFD_DTYPE_F64 || sum == 0.0) {
+    if (KIND != Kind::generic || scale == 1.0 || grad_format(tensor) == RFD_DTYPE_F64 || sum == 0.0) {
         return sum;
     }
     return sum * scale * scale;
 }
 
 // Folds one segment of a tensor, and the tensor if that was its last one. By one warp.
-template <bool GENERIC>
+template <Kind KIND>
 __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t index, uint32_t segment)
 {
     const RfdStep& step = launch.step;
@@ -78,7 +81,7 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
     const uint64_t before = static_cast<uint64_t>(segment) * RFD_CHUNKS_PER_SEGMENT;
     const uint64_t left = chunks - before;
     const uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
-    const int sums = sums_of_tensor<GENERIC>(tensor);
+    const int sums = sums_of_tensor<KIND>(step, tensor);
     for (int n = 0; n < sums; ++n) {
         const double sum = fold_by_warp(chunk_sums(step, n) + tensor.first_chunk + before, terms);
         if (threadIdx.x == 0) {
@@ -104,8 +107,8 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
 }
 
 // Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
-template <bool GENERIC>
-RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scratch, const Batch batch, double scale)
+template <Kind KIND>
+RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<KIND>& scratch, const Batch batch, double scale)
 {
     const RfdStep& step = launch.step;
     const uint32_t lane = threadIdx.x;
@@ -119,9 +122,9 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scr
         // A tensor of one chunk is folded when that is summed; adding 0 is what the folds would do.
         const bool whole = launch.chunks_of(index) == 1;
         const uint64_t place = whole ? index : chunk;
-        for (int n = 0; n < sums_of_tensor<GENERIC>(tensor); ++n) {
+        for (int n = 0; n < sums_of_tensor<KIND>(step, tensor); ++n) {
             double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
-            sum = n == RFD_SUM_SQUARES ? scaled_squares<GENERIC>(sum, tensor, scale) : sum;
+            sum = n == RFD_SUM_SQUARES ? scaled_squares<KIND>(sum, tensor, scale) : sum;
             // d is minus the new velocity.
             const bool negative = n == RFD_SUM_PRODUCT && launch.group(tensor.group).momentum > 0.0;
             (whole ? tensor_sums(step, n) : chunk_sums(step, n))[place] = (negative ? -sum : sum) + 0.0;
@@ -148,17 +151,18 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<GENERIC>& scr
     while (pending != 0) {
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
-        fold_segment<GENERIC>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
-                              __shfl_sync(RFD_FULL_WARP, segment, source));
+        fold_segment<KIND>(launch, __shfl_sync(RFD_FULL_WARP, index, source),
+                           __shfl_sync(RFD_FULL_WARP, segment, source));
     }
 }
 
 // Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what the rescue of f64 asks for.
 template <class I>
-__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::GENERIC>& scratch, double scale)
+__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     const uint32_t warp = threadIdx.x / 32;
+    const double unscale = I::KIND == Kind::published ? 1.0 : 1.0 / grad_scale_of(launch.step);
     Batch batch{range.begin, 0, 0};
     for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
         const uint64_t left = range.end - batch.first;
@@ -168,10 +172,10 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::G
         for (uint32_t i = 0; i < batch.count; ++i) {
             const uint64_t chunk = batch.first + i;
             cursor.advance(launch, chunk);
-            double sums[sums_of(I::GENERIC)];
-            const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale);
+            double sums[sums_of(I::KIND)];
+            const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale, unscale);
 #pragma unroll
-            for (int n = 0; n < sums_of(I::GENERIC); ++n) {
+            for (int n = 0; n < sums_of(I::KIND); ++n) {
                 if (n < count) {
                     const double sum = warp_tree(sums[n]);
                     if (threadIdx.x % 32 == 0) {
@@ -185,7 +189,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::G
         }
         __syncthreads();
         if (warp == 0) {
-            settle<I::GENERIC>(launch, scratch, batch, scale);
+            settle<I::KIND>(launch, scratch, batch, scale);
         }
     }
 }

@@ -8,7 +8,7 @@
 #define RFD_TINY_EXPONENT (-900)
 
 // Whether squares overflowed or underflowed; the answer is the same in every thread of every block.
-RFD_SHARED_CODE inline bool needs_rescue(const Launch launch, DecisionScratch<true>& scratch)
+RFD_SHARED_CODE inline bool needs_rescue(const Launch launch, DecisionScratch<Kind::generic>& scratch)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double total = 0.0;
@@ -78,7 +78,7 @@ __device__ __forceinline__ int rescue_exponent(double largest)
 }
 
 // Within one cooperative launch; the exponent of the sums that are needed, 0 when those that are there will do.
-__device__ __forceinline__ int find_exponent(const Launch& launch, DecisionScratch<true>& scratch)
+__device__ __forceinline__ int find_exponent(const Launch& launch, DecisionScratch<Kind::generic>& scratch)
 {
     if (!needs_rescue(launch, scratch)) {
         return 0;

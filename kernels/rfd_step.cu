@@ -9,37 +9,43 @@
 #include "rescue.cuh"
 #include "update.cuh"
 
-template <bool GENERIC>
+template <Kind KIND>
 struct Scratch {
-    NormScratch<GENERIC> norms;
-    DecisionScratch<GENERIC> decision;
+    NormScratch<KIND> norms;
+    DecisionScratch<KIND> decision;
 };
 
 template <class I>
 __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
 {
-    auto& scratch = block_shared<Scratch<I::GENERIC>>();
+    auto& scratch = block_shared<Scratch<I::KIND>>();
     const Launch launch(step, table);
-    inspect<I::GENERIC>(launch, scratch.decision);
+    inspect<I::KIND>(launch, scratch.decision);
     int exponent = 0;
     // A second time only where squares of f64 gradients overflow or underflow.
     for (bool again = !found_inf(step); again;) {
         norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
         grid_barrier();
         again = false;
-        if constexpr (I::GENERIC) {
+        if constexpr (is_generic<I>()) {
             if (exponent == 0) {
                 exponent = find_exponent(launch, scratch.decision);
                 again = exponent != 0;
             }
         }
     }
-    decide<I::GENERIC>(launch, scratch.decision, exponent);
+    decide<I::KIND>(launch, scratch.decision, exponent);
     const Decision& decision = scratch.decision.decision;
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        write_status(step, decision);
+    const bool applied = decision.reason == RFD_REASON_APPLIED;
+    if (blockIdx.x == 0) {
+        if (is_adaptive<I::KIND>(step) && applied) {
+            remember<I::KIND>(launch, scratch.decision);
+        }
+        if (threadIdx.x == 0) {
+            write_status(step, decision);
+        }
     }
-    if (decision.reason == RFD_REASON_APPLIED) {
+    if (applied) {
         update_pass<I>(launch, decision);
     }
 }
@@ -47,7 +53,7 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
 template <class I>
 __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable& table)
 {
-    auto& scratch = block_shared<NormScratch<I::GENERIC>>();
+    auto& scratch = block_shared<NormScratch<I::KIND>>();
     if (!found_inf(step)) {
         norm_pass<I>(Launch(step, table), scratch, 1.0);
     }
@@ -57,10 +63,10 @@ __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable&
 template <class I>
 __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTable& table)
 {
-    auto& scratch = block_shared<DecisionScratch<I::GENERIC>>();
+    auto& scratch = block_shared<DecisionScratch<I::KIND>>();
     const Launch launch(step, table);
-    inspect<I::GENERIC>(launch, scratch);
-    decide<I::GENERIC>(launch, scratch, I::GENERIC ? rescue_exponent(read_largest(step)) : 0);
+    inspect<I::KIND>(launch, scratch);
+    decide<I::KIND>(launch, scratch, is_generic<I>() ? rescue_exponent(read_largest(step)) : 0);
     if (scratch.decision.reason == RFD_REASON_APPLIED) {
         update_pass<I>(launch, scratch.decision);
     }
@@ -80,7 +86,7 @@ RFD_INSTANCES(RFD_DEFINE_INSTANCE)
 // After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
 RFD_KERNEL(rfd_rescue_max, InstanceGeneric::BLOCKS)
 {
-    auto& scratch = block_shared<DecisionScratch<true>>();
+    auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const Launch launch(step, table);
     if (!found_inf(step) && needs_rescue(launch, scratch)) {
         find_largest(launch);
@@ -90,20 +96,24 @@ RFD_KERNEL(rfd_rescue_max, InstanceGeneric::BLOCKS)
 // After rfd_rescue_max: the sums again, if it found something.
 RFD_KERNEL(rfd_rescue_norm, InstanceGeneric::BLOCKS)
 {
-    auto& scratch = block_shared<NormScratch<true>>();
+    auto& scratch = block_shared<NormScratch<Kind::generic>>();
     const int exponent = rescue_exponent(read_largest(step));
     if (exponent != 0) {
         norm_pass<InstanceGeneric>(Launch(step, table), scratch, power_of_two(-exponent));
     }
 }
 
-// One block, last of the separate launches: counts the step, which it decides again as the update did.
+// One block, last of the separate launches: counts the step, which it decides again as the update did, and remembers what the
+// adaptive method needs of it.
 RFD_KERNEL(rfd_status, 1)
 {
-    auto& scratch = block_shared<DecisionScratch<true>>();
+    auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const Launch launch(step, table);
-    inspect<true>(launch, scratch);
-    decide<true>(launch, scratch, rescue_exponent(read_largest(step)));
+    inspect<Kind::generic>(launch, scratch);
+    decide<Kind::generic>(launch, scratch, rescue_exponent(read_largest(step)));
+    if (is_adaptive<Kind::generic>(step) && scratch.decision.reason == RFD_REASON_APPLIED) {
+        remember<Kind::generic>(launch, scratch);
+    }
     if (threadIdx.x == 0) {
         write_status(step, scratch.decision);
         forget_largest(step);
@@ -113,9 +123,9 @@ RFD_KERNEL(rfd_status, 1)
 // One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm` points.
 RFD_KERNEL(rfd_total, 1)
 {
-    auto& scratch = block_shared<DecisionScratch<true>>();
+    auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const int exponent = rescue_exponent(read_largest(step));
-    const Totals totals = total_squares<true>(Launch(step, table), scratch, exponent);
+    const Totals totals = total_squares<Kind::generic>(Launch(step, table), scratch, exponent);
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
         RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);

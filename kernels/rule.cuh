@@ -14,6 +14,7 @@ struct Decision {
     double prescaled_rate;  // step size over the Σ-norm of the gradients as given, times prescale
     double prescale;
     double unscale;  // 1 over the gradient scale
+    double mean_variance;  // of the adaptive method: over the elements of all tensors that count
     uint64_t applied;  // steps before this one
     uint32_t reason;
 };
@@ -26,12 +27,13 @@ struct Scalars {
     double unscale;
 };
 
-__device__ __forceinline__ Scalars scalars_of(const Decision& decision, const RfdGroup& group)
+// `scale` is the tensor's own; 1 for RFD as published.
+__device__ __forceinline__ Scalars scalars_of(const Decision& decision, const RfdGroup& group, double scale)
 {
     const double factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
     const double rate = group.momentum > 0.0 ? decision.learning_rate : decision.prescaled_rate;
     const double shrink = decision.learning_rate * group.multiplier * group.weight_decay;
-    return {fmax(1.0 - shrink, 0.0), rate * factor, decision.prescale, group.momentum, decision.unscale};
+    return {fmax(1.0 - shrink, 0.0), rate * factor * scale, decision.prescale, group.momentum, decision.unscale};
 }
 
 // Scalars in the format that is computed in.
@@ -69,10 +71,10 @@ struct View {
 
     __device__ __forceinline__ explicit View(const RfdTensor& tensor)
     {
-        const int own = I::GENERIC ? param_format(tensor) : I::PARAM;
-        has_master = I::GENERIC ? tensor.master != 0 : I::MASTER;
+        const int own = is_generic<I>() ? param_format(tensor) : I::PARAM;
+        has_master = is_generic<I>() ? tensor.master != 0 : I::MASTER;
         param = has_master ? RFD_DTYPE_F32 : own;
-        grad = I::GENERIC ? grad_format(tensor) : I::GRAD;
+        grad = is_generic<I>() ? grad_format(tensor) : I::GRAD;
         half = own;
         weights = has_master ? tensor.master : tensor.param;
     }
@@ -85,7 +87,7 @@ struct View {
 
     __device__ __forceinline__ bool in_f64() const
     {
-        return I::GENERIC && (param == RFD_DTYPE_F64 || grad == RFD_DTYPE_F64);
+        return is_generic<I>() && (param == RFD_DTYPE_F64 || grad == RFD_DTYPE_F64);
     }
 };
 

@@ -71,7 +71,7 @@ struct Columns {
 template <class I, class T, bool FULL>
 __device__ __forceinline__ double lane_squares(const RfdTensor& tensor, const Chunk& chunk, double scale)
 {
-    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? RFD_ROWS : 1;
+    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
     Columns squares;
 #pragma unroll ROWS_AT_ONCE
     for (int row = 0; row < RFD_ROWS; ++row) {
@@ -86,6 +86,32 @@ __device__ __forceinline__ double lane_squares(const RfdTensor& tensor, const Ch
         squares.add(g, g);
     }
     return squares.lane();
+}
+
+// This lane's two sums for averaged gradients: of squares of the gradient, and of the velocity to come.
+template <class I, class T, bool FULL>
+__device__ __forceinline__ void lane_averaged(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
+                                              const Chunk& chunk, double scale, double momentum, double unscale)
+{
+    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
+    const View<I> view(tensor);
+    Columns squares, direction;
+#pragma unroll ROWS_AT_ONCE
+    for (int row = 0; row < RFD_ROWS; ++row) {
+        const Unit unit = unit_of<RFD_QUAD, FULL>(chunk, row);
+        T g[RFD_QUAD], v[RFD_QUAD], scaled[RFD_QUAD];
+        load<Reuse::later>(g, view.grad, tensor.grad, unit);
+        load<Reuse::later>(v, view.state(), tensor.momentum, unit);
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
+            v[c] = next_velocity(v[c], g[c], narrowed<T>(momentum), narrowed<T>(unscale), view.state());
+        }
+        squares.add(scaled, scaled);
+        direction.add(v, v);
+    }
+    sums[RFD_SUM_SQUARES] = squares.lane();
+    sums[RFD_SUM_DIRECTION] = direction.lane();
 }
 
 // This lane's four sums for norm lock. The direction is that of the update to come: it needs momentum and gradient
@@ -127,30 +153,49 @@ __device__ __forceinline__ void lane_lock(double (&sums)[4], const RfdTensor& te
 
 // All sums of this lane over a chunk; how many there are.
 template <class I>
-__device__ __forceinline__ int lane_sums(double (&sums)[sums_of(I::GENERIC)], const Launch& launch, const RfdTensor& tensor,
-                                         uint64_t index, const Cursor& cursor, double scale)
+__device__ __forceinline__ int lane_sums(double (&sums)[sums_of(I::KIND)], const Launch& launch, const RfdTensor& tensor,
+                                         uint64_t index, const Cursor& cursor, double scale, double unscale)
 {
-    if constexpr (I::GENERIC) {
-        const View<I> view(tensor);
-        if (tensor.flags & RFD_TENSOR_LOCK) {
-            const double momentum = launch.group(tensor.group).momentum;
-            const double unscale = 1.0 / grad_scale_of(launch.step);
-            const uint64_t velocity = has_velocity<I>(momentum) ? tensor.momentum : 0;
-            const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
-            if (view.in_f64()) {
-                lane_lock<I, double>(sums, tensor, chunk, scale, momentum, unscale);
-            } else {
-                lane_lock<I, float>(sums, tensor, chunk, scale, momentum, unscale);
+    [[maybe_unused]] const double averaging = launch.step.adaptive.averaging;
+    if constexpr (I::KIND == Kind::averaged) {
+        const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.momentum);
+        if (is_full(chunk)) {
+            lane_averaged<I, float, true>(sums, tensor, chunk, scale, averaging, unscale);
+        } else {
+            lane_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
+        }
+        return 2;
+    } else {
+        if constexpr (is_generic<I>()) {
+            const View<I> view(tensor);
+            if (tensor.flags & RFD_TENSOR_LOCK) {
+                const double momentum = launch.group(tensor.group).momentum;
+                const uint64_t velocity = has_velocity<I>(momentum) ? tensor.momentum : 0;
+                const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
+                if (view.in_f64()) {
+                    lane_lock<I, double>(sums, tensor, chunk, scale, momentum, unscale);
+                } else {
+                    lane_lock<I, float>(sums, tensor, chunk, scale, momentum, unscale);
+                }
+                return 4;
             }
-            return 4;
+            if (averaging > 0.0) {
+                const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.momentum);
+                if (view.in_f64()) {
+                    lane_averaged<I, double, false>(sums, tensor, chunk, scale, averaging, unscale);
+                } else {
+                    lane_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
+                }
+                return 2;
+            }
+            if (view.grad == RFD_DTYPE_F64) {
+                sums[0] = lane_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
+                return 1;
+            }
         }
-        if (view.grad == RFD_DTYPE_F64) {
-            sums[0] = lane_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
-            return 1;
-        }
+        const Chunk chunk = cursor.chunk(index, tensor.grad);
+        sums[0] = is_full(chunk) ? lane_squares<I, float, true>(tensor, chunk, scale)
+                                 : lane_squares<I, float, false>(tensor, chunk, scale);
+        return 1;
     }
-    const Chunk chunk = cursor.chunk(index, tensor.grad);
-    sums[0] = is_full(chunk) ? lane_squares<I, float, true>(tensor, chunk, scale)
-                             : lane_squares<I, float, false>(tensor, chunk, scale);
-    return 1;
 }

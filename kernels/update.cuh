@@ -32,8 +32,9 @@ struct Rule {
     __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
         const RfdTensor& tensor = cursor.tensor();
-        Scalars scalars = scalars_of(decision, launch.group(tensor.group));
-        if (I::GENERIC && tensor.flags & RFD_TENSOR_LOCK) {
+        const double scale = is_adaptive<I::KIND>(launch.step) ? scale_of(launch, decision, cursor.index()) : 1.0;
+        Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
+        if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
             lock(scalars, launch.step, cursor.index());
         }
         single = Factors<float>(scalars);
@@ -107,7 +108,7 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
-        if constexpr (I::GENERIC) {
+        if constexpr (is_generic<I>()) {
             if (view.in_f64()) {
                 update_chunk<I, double, false>(tensor, chunk, rule.wide, rule.moves, rounding);
             } else {

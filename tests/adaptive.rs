@@ -283,6 +283,29 @@ fn every_reason_to_skip_leaves_everything_as_it_was() {
     assert!(bits(&values) == bits(&copy));
 }
 
+/// What is remembered stays finite, or a saved state could not be read: also where a loss ends a window, and where a tensor's
+/// variance overflows that does not count in the norm.
+#[test]
+fn what_is_remembered_stays_finite() {
+    let mut values = vec![Owned::F32(vec![1.0; 3]), Owned::F64(vec![1.0; 3])];
+    let mut specs = specs(&values);
+    specs[1].counts_in_norm = false;
+    let mut optimizer = Optimizer::new(Adaptive::default(), options([Group::default(); 2]), specs).unwrap();
+    let gradient = |x: f64| [Owned::F32(vec![1.0; 3]), Owned::F64(vec![x; 3])];
+    // one less than two windows
+    for _ in 0..15 {
+        step(&mut optimizer, &mut values, &gradient(1.0), 1.0);
+    }
+    let report = step(&mut optimizer, &mut values, &gradient(1.0), 1e200);
+    assert_eq!(report.outcome, Outcome::Skipped(SkipReason::OutOfRange));
+    let input = StepInput { grad_scale: 1e-30, ..StepInput::new(1.0) };
+    let report = optimizer.step(&mut params(&mut values), &grads(&gradient(1e130)), &input).unwrap();
+    assert_eq!(report.outcome, Outcome::Skipped(SkipReason::OutOfRange));
+    assert_eq!(report.applied_steps, 15);
+    let state = optimizer.state_to_bytes().unwrap();
+    optimizer.load_state_from_bytes(&state).unwrap();
+}
+
 #[test]
 fn tiny_f64_gradients_are_refused_rather_than_lost() {
     let mut values = vec![Owned::F64(vec![1.0; 10])];

@@ -18,8 +18,8 @@ use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::device::ShimOptions;
 use rfdescent::device::Stream;
 use rfdescent::optimizer::{
-    DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Optimizer, Options, Outcome, SkipReason,
-    SquaredNorm, StepInput, StepReport, TensorSpec,
+    Adaptive, Anisotropy, DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Method, Optimizer,
+    Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -49,11 +49,27 @@ fn for_seeds(name: &str, cases: usize, case: impl Fn(&Executor, u64)) {
 /// A random list of tensors and options, and the optimizers of both kinds for it.
 struct Case {
     random: Random,
-    model: Model,
+    method: Method,
     options: Options,
     specs: Vec<TensorSpec>,
     grad_formats: Vec<DType>,
     stream: Stream,
+    /// Of a step, by its number.
+    loss: fn(&mut Random, usize) -> f64,
+}
+
+/// Losses of every kind, in no order.
+fn any_loss(random: &mut Random, _: usize) -> f64 {
+    random.pick(&[2.0, 2.4, 2.5, 2.6, 0.1, -3.0, 1e30, f64::NAN, 2.3, 1.9])
+}
+
+/// Losses of a run: a noisy fall, then a rise, then noise alone; some steps are skipped.
+fn loss_of_a_run(random: &mut Random, step: usize) -> f64 {
+    let trend = [2.0 - 0.02 * step as f64, 1.0 + 0.03 * step as f64, 1.5][step / 45 % 3];
+    match random.below(20) {
+        0 => random.pick(&[f64::NAN, -5.0, f64::INFINITY, 1e200]),
+        _ => trend * (1.0 + 0.1 * uniform(random.next(), 1)[0]),
+    }
 }
 
 impl Case {
@@ -110,7 +126,32 @@ impl Case {
         let grad_formats =
             (0..tensors).map(|_| kind.map_or_else(|| random.pick(&DTYPES), |kind| kind.1)).collect();
         let stream = random.pick(&[Stream::DEFAULT, Stream::LEGACY, Stream::PER_THREAD]);
-        Self { random, model, options, specs, grad_formats, stream }
+        Self { random, method: model.into(), options, specs, grad_formats, stream, loss: any_loss }
+    }
+
+    /// The same for the adaptive method.
+    fn adaptive(seed: u64, sizes: &[usize], tensors: usize) -> Self {
+        let mut case = Self::new(seed, sizes, tensors);
+        let adaptive = Adaptive {
+            anisotropy: case.random.pick(&[
+                Anisotropy::Tensorwise,
+                Anisotropy::Tensorwise,
+                Anisotropy::Isotropic,
+            ]),
+            averaging: case.random.pick(&[0.9, 0.9, 0.5, 0.0]),
+            loss_bound: case.random.pick(&[0.0, 0.0, 0.1, -4.0]),
+        };
+        case.method = adaptive.into();
+        case.options.rule = StepRule::default();
+        case.options.inv_batch_size = 0.0;
+        for group in &mut case.options.groups {
+            group.momentum = 0.0;
+        }
+        case
+    }
+
+    fn is_adaptive(&self) -> bool {
+        matches!(self.method, Method::Adaptive(_))
     }
 
     fn lengths(&self) -> Vec<usize> {
@@ -126,9 +167,10 @@ impl Case {
 
     /// Gradients of a random size, `None` where missing; sometimes with a bad element.
     fn grads(&mut self) -> (Vec<Owned>, Vec<bool>) {
+        let adaptive = self.is_adaptive();
         let seed = self.random.next();
         let scale = self.random.pick(&[1.0, 1.0, 1.0, 1.0, 1e-4, 1e3, 1e25, 1e-30, 1e-40]);
-        let extreme = self.random.pick(&[1.0, 1.0, 1.0, 1e160, 1e-170, 1e306, 1e-308, 0.0]);
+        let extreme = self.random.pick(&[1.0, 1.0, 1.0, 1e160, 1e-170, 1e306, 1e-308, 0.0, 1e38]);
         let mut grads: Vec<Owned> = self
             .lengths()
             .into_iter()
@@ -136,6 +178,8 @@ impl Case {
             .map(|(k, len)| {
                 let dtype = self.grad_formats[k];
                 let scale = if dtype == DType::F64 { scale * extreme } else { scale };
+                // Variances differ by tensor, for the adaptive method beyond its bounds.
+                let scale = if adaptive { scale * [1.0, 0.03, 4.0, 0.25][k % 4] } else { scale };
                 let values: Vec<f64> = uniform(seed ^ k as u64, len).iter().map(|x| x * scale).collect();
                 Owned::from_f64(dtype, &values)
             })
@@ -161,11 +205,11 @@ impl Case {
     }
 
     fn cpu(&self) -> Optimizer {
-        Optimizer::new(self.model.clone(), self.options.clone(), self.specs.clone()).unwrap()
+        Optimizer::new(self.method.clone(), self.options.clone(), self.specs.clone()).unwrap()
     }
 
     fn device(&self, executor: &Executor) -> DeviceOptimizer {
-        DeviceOptimizer::new(self.model.clone(), self.options.clone(), self.specs.clone(), &executor.device)
+        DeviceOptimizer::new(self.method.clone(), self.options.clone(), self.specs.clone(), &executor.device)
             .unwrap()
     }
 }
@@ -188,9 +232,16 @@ fn buffers(state: &[u8]) -> HashMap<String, Owned> {
     state.tensors().into_iter().map(|(name, view)| (name, from_bytes(dtype(&view), view.data()))).collect()
 }
 
+/// What the adaptive method remembers, as it lies in a saved state.
+fn history(state: &[u8]) -> Option<String> {
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(state).unwrap();
+    metadata.metadata().as_ref().unwrap().get("adaptive").cloned()
+}
+
 /// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from the start and
 /// fills master weights in the first step with a gradient, applied or not; the CPU makes both when a step is applied.
 fn assert_same_state(device: &[u8], cpu: &[u8], params: &[Owned]) {
+    assert_eq!(history(device), history(cpu));
     let (device, cpu) = (buffers(device), buffers(cpu));
     for name in device.keys().chain(cpu.keys()) {
         match (device.get(name), cpu.get(name)) {
@@ -224,8 +275,8 @@ fn assert_same_params(device: &[Owned], cpu: &[Owned], what: &str) {
     }
 }
 
-/// Steps of one random case on a device and the CPU, by every form of launch.
-fn compare(executor: &Executor, case: &mut Case, steps: usize) {
+/// Steps of one random case on a device and the CPU, by every form of launch; how many were applied.
+fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
     let stream = case.stream;
     let device = &executor.device;
     let mut values = case.params();
@@ -240,10 +291,10 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) {
         let (grads, present) = case.grads();
         let placed_grads = Placed::new(device, &grads, &mut case.random, stream);
         let loss_dtype = case.random.pick(&DTYPES);
-        let loss = case.random.pick(&[2.0, 2.4, 2.5, 2.6, 0.1, -3.0, 1e30, f64::NAN, 2.3, 1.9]);
+        let loss = (case.loss)(&mut case.random, i);
         let loss = Owned::from_f64(loss_dtype, &[loss]).to_f64()[0];
         let loss_buffer = scalar(device, loss_dtype, loss, stream);
-        let scale = case.random.pick(&[None, Some(1.0), Some(1024.0), Some(3.0)]);
+        let scale = case.random.pick(&[None, Some(1.0), Some(1024.0), Some(3.0), Some(2f64.powi(-100))]);
         let found_inf =
             case.random.pick(&[None, None, Some(0.0), Some(0.0), Some(-0.0), Some(2.0), Some(f64::NAN)]);
         let scale_buffer = scale.map(|scale| scalar(device, DType::F32, scale, stream));
@@ -261,7 +312,7 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) {
             StepInput { loss, grad_scale: scale.unwrap_or(1.0), found_inf: found_inf.unwrap_or(0.0) };
         let tensors = step_tensors(&placed, &placed_grads, &formats(&grads, &present));
         let refs = grad_refs(&grads, &present);
-        let split = !locked && case.random.one_in(5);
+        let split = !locked && !case.is_adaptive() && case.random.one_in(5);
         let report = if split {
             let norm = on_cpu.local_squared_norm(&refs).unwrap();
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
@@ -295,6 +346,7 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) {
     let (from_cpu, from_device) =
         (on_cpu.state_to_bytes().unwrap(), on_device.state_to_bytes(stream).unwrap());
     assert_same_state(&from_device, &from_cpu, &values);
+    on_cpu.applied_steps()
 }
 
 /// Sometimes changes what may change between steps, on both.
@@ -306,20 +358,24 @@ fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut Devi
             on_cpu.set_multiplier(multiplier).unwrap();
             on_device.set_multiplier(multiplier, stream).unwrap();
         }
-        1 => {
+        1 if !case.is_adaptive() => {
             let inv_batch_size = case.random.pick(&[0.0, 0.25]);
             on_cpu.set_inv_batch_size(inv_batch_size).unwrap();
             on_device.set_inv_batch_size(inv_batch_size, stream).unwrap();
         }
         2 => {
             let index = case.random.below(case.options.groups.len());
-            // momentum goes on and off too; norm lock stays, as the split form may not have it
+            // momentum, or norm lock, goes on and off too; the split form may not have norm lock
             let group = Group {
                 length_scale_factor: case.random.pick(&[1.0, 2.0]),
                 multiplier: case.random.pick(&[1.0, 0.7]),
-                momentum: case.random.pick(&[0.0, 0.9]),
+                momentum: if case.is_adaptive() { 0.0 } else { case.random.pick(&[0.0, 0.9]) },
                 weight_decay: case.random.pick(&[0.0, 0.01]),
-                norm_lock: on_cpu.options().groups[index].norm_lock,
+                norm_lock: if case.is_adaptive() {
+                    case.random.one_in(3)
+                } else {
+                    on_cpu.options().groups[index].norm_lock
+                },
             };
             on_cpu.set_group(index, group).unwrap();
             on_device.set_group(index, group, stream).unwrap();
@@ -364,6 +420,36 @@ fn more_tensors_than_fit_in_a_launch_match_the_cpu() {
     for_seeds("more_tensors_than_fit_in_a_launch_match_the_cpu", 40, |executor, seed| {
         let tensors = [447, 448, 449, 896, 897, 1500][Random(seed).below(6)];
         compare(executor, &mut Case::new(seed, &[0, 1, 7, 33, 300, 4097], tensors), 3);
+    });
+}
+
+#[test]
+fn adaptive_steps_match_the_cpu() {
+    for_seeds("adaptive_steps_match_the_cpu", 1500, |executor, seed| {
+        let tensors = Random(seed ^ 1).below(7);
+        compare(executor, &mut Case::adaptive(seed, &SIZES, tensors), 4);
+    });
+}
+
+/// Many steps: through the ramp and through windows of the trust factor, with every verdict on them.
+#[test]
+fn adaptive_runs_match_the_cpu() {
+    for_seeds("adaptive_runs_match_the_cpu", 30, |executor, seed| {
+        let mut case = Case::adaptive(seed, &[1, 2, 31, 33, 1025, 4097], 1 + Random(seed ^ 1).below(4));
+        case.loss = loss_of_a_run;
+        let applied = compare(executor, &mut case, 160);
+        println!("{applied} of 160 steps applied");
+    });
+}
+
+#[test]
+fn adaptive_steps_of_long_lists_match_the_cpu() {
+    for_seeds("adaptive_steps_of_long_lists_match_the_cpu", 15, |executor, seed| {
+        let tensors = [255, 256, 257, 449, 600][Random(seed).below(5)];
+        compare(executor, &mut Case::adaptive(seed, &[0, 1, 7, 33, 300, 4097], tensors), 4);
+    });
+    for_seeds("adaptive steps of several segments", 4, |executor, seed| {
+        compare(executor, &mut Case::adaptive(seed, &[1_048_577, 2_200_000, 5, 300_001], 2), 2);
     });
 }
 
@@ -457,6 +543,16 @@ const STREAM: Stream = Stream::PER_THREAD;
 
 impl Fixture {
     fn new(executor: &Executor, lengths: &[usize], dtype: DType, options: Options) -> Self {
+        Self::with(model(Family::Matern52), executor, lengths, dtype, options)
+    }
+
+    fn with(
+        method: impl Into<Method>,
+        executor: &Executor,
+        lengths: &[usize],
+        dtype: DType,
+        options: Options,
+    ) -> Self {
         let mut random = Random(1);
         let tensor = |seed: u64| {
             let of = |(k, &len): (usize, &usize)| Owned::from_f64(dtype, &uniform(seed + k as u64, len));
@@ -471,9 +567,9 @@ impl Fixture {
             .enumerate()
             .map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], dtype))
             .collect();
-        let model = model(Family::Matern52);
-        let on_cpu = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
-        let on_device = DeviceOptimizer::new(model, options, specs, &executor.device).unwrap();
+        let method = method.into();
+        let on_cpu = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
+        let on_device = DeviceOptimizer::new(method, options, specs, &executor.device).unwrap();
         Self { placed, grads, tensors, values, gradients, on_cpu, on_device }
     }
 
@@ -551,6 +647,23 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
                 }
                 fixture.tensors[1].grad = 0;
             }
+        }
+        let half = Options { master_weights: true, ..plain() };
+        let alone = Adaptive { averaging: 0.0, ..Adaptive::default() };
+        let cases = [
+            (Adaptive::default(), DType::F32, plain(), "rfd_step_f32_averaged"),
+            (Adaptive::default(), DType::BF16, half, "rfd_step_bf16_master_averaged"),
+            (Adaptive::default(), DType::F16, plain(), "rfd_step_generic"),
+            (alone, DType::F32, plain(), "rfd_step_generic"),
+        ];
+        for (adaptive, dtype, options, kernel) in cases {
+            let mut fixture = Fixture::with(adaptive, &executor, &[300, 5000], dtype, options);
+            fixture.step_device(2.0).unwrap();
+            shim.take_counts();
+            fixture.step_device(2.0).unwrap();
+            let counts = shim.take_counts();
+            assert_eq!(counts.launches, [kernel]);
+            assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
         }
         // separate launches, with the rescue only where f64 gradients are
         let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
@@ -694,6 +807,71 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
         assert!(on_device.set_multiplier(-1.0, STREAM).is_err());
         assert!(on_device.set_group(1, Group::default(), STREAM).is_err());
         assert_eq!(on_device.options(), &plain());
+    }
+}
+
+/// No file could hold a history that isn't finite: not where a variance overflows of a tensor that does not count in the norm,
+/// nor where a loss ends a window whose squares overflow.
+#[test]
+fn what_the_adaptive_method_remembers_stays_finite() {
+    for executor in executors() {
+        let mut values = vec![Owned::F32(vec![1.0; 300]), Owned::F64(vec![1.0; 300])];
+        let gradients = [Owned::F32(vec![1.0; 300]), Owned::F64(vec![1e130; 300])];
+        let mut random = Random(1);
+        let mut placed = Placed::new(&executor.device, &values, &mut random, STREAM);
+        let placed_grads = Placed::new(&executor.device, &gradients, &mut random, STREAM);
+        let tensors = step_tensors(&placed, &placed_grads, &[Some(DType::F32), Some(DType::F64)]);
+        let mut specs = vec![
+            TensorSpec::new("counts", &[300], DType::F32),
+            TensorSpec::new("does not", &[300], DType::F64),
+        ];
+        specs[1].counts_in_norm = false;
+        let mut on_cpu = Optimizer::new(Adaptive::default(), plain(), specs.clone()).unwrap();
+        let mut on_device =
+            DeviceOptimizer::new(Adaptive::default(), plain(), specs, &executor.device).unwrap();
+        let refused = Outcome::Skipped(SkipReason::OutOfRange);
+        let mut steps = vec![(0, 1.0, Outcome::Applied); 15];
+        steps.extend([(-100, 1.0, refused), (0, 1e200, refused), (0, 1.0, Outcome::Applied)]);
+        for (exponent, loss, outcome) in steps {
+            let grad_scale = 2f64.powi(exponent);
+            let scale = scalar(&executor.device, DType::F32, grad_scale, STREAM);
+            let input =
+                DeviceInput { grad_scale: Some(scale.address()), ..DeviceInput::new(DeviceLoss::Host(loss)) };
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
+            unsafe { on_device.step(&tensors, &input, STREAM).unwrap() };
+            let input = StepInput { grad_scale, ..StepInput::new(loss) };
+            let report = on_cpu.step(&mut params(&mut values), &grads(&gradients), &input).unwrap();
+            assert_eq!(report.outcome, outcome);
+            let status = on_device.wait_status(STREAM).unwrap().unwrap();
+            assert_eq!(report_bits(&status), report_bits(&report));
+        }
+        assert_same_params(&placed.read(STREAM), &values, "finite");
+        let state = on_device.state_to_bytes(STREAM).unwrap();
+        assert_same_state(&state, &on_cpu.state_to_bytes().unwrap(), &values);
+        on_cpu.load_state_from_bytes(&state).unwrap();
+    }
+}
+
+#[test]
+fn the_adaptive_method_has_no_split_form_and_no_other_momentum() {
+    for executor in executors() {
+        let mut fixture = Fixture::with(Adaptive::default(), &executor, &[8, 300], DType::F32, plain());
+        fixture.step_device(2.0).unwrap();
+        fixture.step_cpu(2.0);
+        // SAFETY: refused before anything is read.
+        let error = unsafe { fixture.on_device.local_squared_norm(&fixture.tensors, STREAM) }.unwrap_err();
+        assert!(error.to_string().contains("adaptive"), "{error}");
+        let input = DeviceInput::new(DeviceLoss::Host(2.0));
+        // SAFETY: as above.
+        let error = unsafe { fixture.on_device.step_with_norm(&fixture.tensors, 256, &input, STREAM) };
+        assert!(error.unwrap_err().to_string().contains("adaptive"));
+        let group = Group { momentum: 0.5, ..Group::default() };
+        let error = fixture.on_device.set_group(0, group, STREAM).unwrap_err();
+        assert!(error.to_string().contains("averaging"), "{error}");
+        assert!(fixture.on_device.set_inv_batch_size(0.5, STREAM).is_err());
+        let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+        assert_eq!((report.applied_steps, report.skipped_steps), (1, 0));
+        fixture.assert_same();
     }
 }
 

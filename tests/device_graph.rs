@@ -10,10 +10,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use common::*;
 use cudarc::driver::sys;
 use device_support::*;
-use rfdescent::covariance::Family;
+use rfdescent::covariance::{Family, Model};
 use rfdescent::device::Stream;
 use rfdescent::optimizer::{
-    DeviceInput, DeviceLoss, DeviceOptimizer, Group, Optimizer, Options, StepInput, TensorSpec,
+    Adaptive, DeviceInput, DeviceLoss, DeviceOptimizer, Group, Method, Optimizer, Options, StepInput,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -54,7 +55,7 @@ fn capture(stream: sys::CUstream, work: impl FnOnce()) -> sys::CUgraphExec {
     executable
 }
 
-fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
+fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperative: bool) {
     let _alone = alone();
     let Some(executor) = cuda() else { return };
     let raw = stream();
@@ -67,9 +68,11 @@ fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
     let (mut values, mut gradients) = (tensors(1), tensors(100_000));
     let mut placed = Placed::new(&executor.device, &values, &mut random, stream);
     let mut placed_grads = Placed::new(&executor.device, &gradients, &mut random, stream);
+    let method = method.into();
+    let momentum = if matches!(method, Method::Adaptive(_)) { 0.0 } else { 0.9 };
     let options = Options {
         master_weights: true,
-        groups: vec![Group { momentum: 0.9, ..Group::default() }],
+        groups: vec![Group { momentum, ..Group::default() }],
         ..Options::default()
     };
     let specs: Vec<TensorSpec> = lengths
@@ -77,9 +80,8 @@ fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
         .enumerate()
         .map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], DType::BF16))
         .collect();
-    let model = model(Family::SquaredExponential);
-    let mut on_cpu = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
-    let mut on_device = DeviceOptimizer::new(model, options, specs, &executor.device).unwrap();
+    let mut on_cpu = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
+    let mut on_device = DeviceOptimizer::new(method, options, specs, &executor.device).unwrap();
     on_device.set_cooperative(cooperative);
     let mut loss = scalar(&executor.device, DType::F32, 2.0, stream);
     let mut found_inf = scalar(&executor.device, DType::F32, 0.0, stream);
@@ -96,12 +98,15 @@ fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
         // SAFETY: as above.
         unsafe { on_device.step(&addresses, &input, stream).unwrap() };
     });
-    for i in 0..8_u32 {
-        let value = 2.0 - f64::from(i) / 8.0;
+    // Some windows of the adaptive method.
+    const REPLAYS: u32 = 40;
+    let loss_of = |i: u32| 2.0 - f64::from(i) / 64.0;
+    for i in 0..REPLAYS {
+        let value = loss_of(i);
         let found = if i == 3 { 2.0 } else { 0.0 };
         loss.upload(0, &(value as f32).to_le_bytes(), stream).unwrap();
         found_inf.upload(0, &(found as f32).to_le_bytes(), stream).unwrap();
-        let multiplier = 1.0 / f64::from(i + 1);
+        let multiplier = 1.0 / f64::from(i % 8 + 1);
         on_cpu.set_multiplier(multiplier).unwrap();
         on_device.set_multiplier(multiplier, stream).unwrap();
         gradients = tensors(u64::from(i) * 1000);
@@ -123,25 +128,32 @@ fn replays_match_the_cpu(lengths: &[usize], cooperative: bool) {
     // SAFETY: as above.
     check(unsafe { sys::cuGraphLaunch(graph, raw) });
     for _ in 0..2 {
-        let input = StepInput::new(2.0 - 7.0 / 8.0);
+        let input = StepInput::new(loss_of(REPLAYS - 1));
         on_cpu.step(&mut params(&mut values), &grads(&gradients), &input).unwrap();
     }
     assert!(bits(&placed.read(stream)) == bits(&values), "an eager step between replays");
 }
 
+fn published() -> Model {
+    model(Family::SquaredExponential)
+}
+
 #[test]
 fn replays_of_one_launch() {
-    replays_match_the_cpu(&[5000, 3, 0, 70_000], true);
+    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], true);
+    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], true);
 }
 
 #[test]
 fn replays_of_separate_launches() {
-    replays_match_the_cpu(&[5000, 3, 0, 70_000], false);
+    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], false);
+    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], false);
 }
 
 #[test]
 fn replays_with_a_table_on_the_device() {
-    replays_match_the_cpu(&[70; 1000], true);
+    replays_match_the_cpu(published(), &[70; 1000], true);
+    replays_match_the_cpu(Adaptive::default(), &[70; 1000], true);
 }
 
 /// A thread without a current context has none after a call, and one with another context has that one.

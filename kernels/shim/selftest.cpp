@@ -338,6 +338,15 @@ RfdStatus naive_step(Case& c)
     }
     status.step_size = std::min(m.length_scale * u * c.settings.multiplier, c.settings.max_step_size);
     status.learning_rate = std::min(status.step_size / status.sigma_norm, 1.7976931348623157e308);
+    for (const RfdGroup& g : c.groups) {
+        const double largest = 3.4028234663852886e38, factor = g.multiplier * (g.length_scale_factor * g.length_scale_factor);
+        const bool fits = status.grad_norm <= largest * (1 - g.momentum) && status.learning_rate * factor <= largest;
+        if (g.momentum > 0 && !fits) {
+            status.reason = RFD_REASON_OUT_OF_RANGE;
+            status.theta = status.step_size = status.learning_rate = 0;
+            return status;
+        }
+    }
     const int e = std::ilogb(scaled);
     const double prescale = std::abs(e) <= 32 ? 1 : std::ldexp(1, std::min(126, std::max(-126, -e)));
     for (size_t k = 0; k < c.tensors.size(); ++k) {
@@ -636,7 +645,7 @@ int main(int argc, char** argv)
     const uint64_t cases = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
     const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
     const auto start = std::chrono::steady_clock::now();
-    uint64_t failures = 0, runs = 0, reasons[6] = {};
+    uint64_t failures = 0, runs = 0, reasons[7] = {};
     for (uint64_t seed = first; seed < first + cases; ++seed) {
         Random random(seed);
         std::string lean;
@@ -672,9 +681,10 @@ int main(int argc, char** argv)
     }
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
     std::printf("%llu runs of %llu lists in %.1f s: %llu failures (%llu rescues; applied %llu, skipped %llu %llu %llu %llu "
-                "%llu)\n",
+                "%llu %llu)\n",
                 (unsigned long long)runs, (unsigned long long)cases, time.count(), (unsigned long long)failures,
                 (unsigned long long)rescues, (unsigned long long)reasons[0], (unsigned long long)reasons[1], (unsigned long long)reasons[2],
-                (unsigned long long)reasons[3], (unsigned long long)reasons[4], (unsigned long long)reasons[5]);
+                (unsigned long long)reasons[3], (unsigned long long)reasons[4], (unsigned long long)reasons[5],
+                (unsigned long long)reasons[6]);
     return failures != 0;
 }

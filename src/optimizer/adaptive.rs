@@ -1,5 +1,5 @@
 //! The adaptive method (`docs/adaptive.md`): from squared norms and losses to the scalars of the update. Plain f64
-//! arithmetic (add, multiply, divide, square root), in one fixed order, so that a GPU can repeat it bit for bit.
+//! arithmetic (add, multiply, divide, square root), in one fixed order, which `kernels/adaptive.cuh` repeats bit for bit.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,19 +10,19 @@ use crate::backend::cpu::{fold, power_of_two};
 
 /// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is trusted: √C(0) of the
 /// logarithm.
-const DECREASE: f64 = 0.1;
+pub(crate) const DECREASE: f64 = 0.1;
 /// The same bound along single gradients, whose norm has the noise in it.
-const NOISY_DECREASE: f64 = 3.0;
+pub(crate) const NOISY_DECREASE: f64 = 3.0;
 /// Decay of the average of each tensor's ‖g_k‖².
-const VARIANCE_DECAY: f64 = 0.9;
+pub(crate) const VARIANCE_DECAY: f64 = 0.9;
 /// No tensor's variance counts as less than this share of the mean over all: its length scale would have no end.
-const SMALLEST_VARIANCE: f64 = 0.03;
+pub(crate) const SMALLEST_VARIANCE: f64 = 0.03;
 /// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much depends, such as the
 /// gains of an output.
-const LARGEST_VARIANCE: f64 = 4.0;
+pub(crate) const LARGEST_VARIANCE: f64 = 4.0;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where deep networks
 /// start, the gradient does not tell how far the linear model holds.
-const RAMP: i32 = 8;
+pub(crate) const RAMP: i32 = 8;
 
 /// What the adaptive method remembers, beside the velocities.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -163,11 +163,13 @@ impl History {
         let norm = averaged.sqrt();
         let step_size = (rate * norm * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
         let learning_rate = step_size / norm;
-        let finite = [averaged, single, learning_rate, history.trust.sum, history.trust.squares];
-        if !finite.iter().all(|x| x.is_finite()) {
+        history.trust.promised += step_size * norm;
+        let Trust { sum, squares, promised, sum_before, squares_before, promised_before, .. } = history.trust;
+        let remembered = [sum, squares, promised, sum_before, squares_before, promised_before];
+        let finite = [averaged, single, learning_rate].into_iter().chain(remembered);
+        if !finite.chain(history.tensors.iter().map(|tensor| tensor.squares)).all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
         }
-        history.trust.promised += step_size * norm;
         let scales = (history.tensors.iter().zip(seen))
             .map(|(tensor, seen)| match seen.sums {
                 Some(_) => tensor.scale(rule.anisotropy, seen.len as f64, mean) * tensor.average_scale(beta),
@@ -235,11 +237,14 @@ fn ramp(applied_steps: u64) -> f64 {
 
 impl Trust {
     /// Steps whose losses are compared with those of the steps before.
-    const WINDOW: f64 = 16.0;
-    const SMALLEST: f64 = 1e-3;
+    pub(crate) const WINDOW: f64 = 16.0;
+    pub(crate) const SMALLEST: f64 = 1e-3;
     /// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the time, also in
     /// good runs.
-    const SHARE: f64 = 0.1;
+    pub(crate) const SHARE: f64 = 0.1;
+    /// What the factor is multiplied with after less and after more than that.
+    pub(crate) const AFTER_LESS: f64 = 0.5;
+    pub(crate) const AFTER_MORE: f64 = 1.5;
 
     fn new() -> Self {
         Self {
@@ -294,9 +299,9 @@ impl Trust {
         let promise = Self::SHARE * (Self::WINDOW * ((self.promised_before + self.promised) / 2.0));
         let noise = ((self.squares_before + self.squares) / 2.0).sqrt();
         if fall < promise - noise {
-            0.5
+            Self::AFTER_LESS
         } else if fall > promise {
-            1.5
+            Self::AFTER_MORE
         } else {
             1.0
         }

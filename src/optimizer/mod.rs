@@ -4,7 +4,7 @@
 //! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
 //! velocity and no count of applied steps.
 
-mod adaptive;
+pub(crate) mod adaptive;
 mod decision;
 mod method;
 mod options;

@@ -22,12 +22,13 @@ pub const RFD_REASON_NON_FINITE_GRADIENT: u32 = 3;
 pub const RFD_REASON_ZERO_GRADIENT: u32 = 4;
 pub const RFD_REASON_INVALID_OPTION: u32 = 5;
 pub const RFD_REASON_OUT_OF_RANGE: u32 = 6;
+pub const RFD_REASON_LOSS_BELOW_BOUND: u32 = 7;
 pub const RFD_TENSOR_COUNTS: u32 = 1;
 pub const RFD_TENSOR_LOCK: u32 = 2;
 pub const RFD_SUM_SQUARES: u32 = 0;
-pub const RFD_SUM_PARAMETER: u32 = 1;
-pub const RFD_SUM_PRODUCT: u32 = 2;
-pub const RFD_SUM_DIRECTION: u32 = 3;
+pub const RFD_SUM_DIRECTION: u32 = 1;
+pub const RFD_SUM_PARAMETER: u32 = 2;
+pub const RFD_SUM_PRODUCT: u32 = 3;
 pub const RFD_INLINE_TENSORS: u32 = 448;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -177,8 +178,106 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdHistory {
+    pub loss: f64,
+    pub loss_rest: f64,
+    pub factor: f64,
+    pub last: f64,
+    pub steps: f64,
+    pub windows: f64,
+    pub sum: f64,
+    pub squares: f64,
+    pub promised: f64,
+    pub sum_before: f64,
+    pub squares_before: f64,
+    pub promised_before: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdHistory"][::core::mem::size_of::<RfdHistory>() - 96usize];
+    ["Alignment of RfdHistory"][::core::mem::align_of::<RfdHistory>() - 8usize];
+    ["Offset of field: RfdHistory::loss"][::core::mem::offset_of!(RfdHistory, loss) - 0usize];
+    ["Offset of field: RfdHistory::loss_rest"][::core::mem::offset_of!(RfdHistory, loss_rest) - 8usize];
+    ["Offset of field: RfdHistory::factor"][::core::mem::offset_of!(RfdHistory, factor) - 16usize];
+    ["Offset of field: RfdHistory::last"][::core::mem::offset_of!(RfdHistory, last) - 24usize];
+    ["Offset of field: RfdHistory::steps"][::core::mem::offset_of!(RfdHistory, steps) - 32usize];
+    ["Offset of field: RfdHistory::windows"][::core::mem::offset_of!(RfdHistory, windows) - 40usize];
+    ["Offset of field: RfdHistory::sum"][::core::mem::offset_of!(RfdHistory, sum) - 48usize];
+    ["Offset of field: RfdHistory::squares"][::core::mem::offset_of!(RfdHistory, squares) - 56usize];
+    ["Offset of field: RfdHistory::promised"][::core::mem::offset_of!(RfdHistory, promised) - 64usize];
+    ["Offset of field: RfdHistory::sum_before"][::core::mem::offset_of!(RfdHistory, sum_before) - 72usize];
+    ["Offset of field: RfdHistory::squares_before"]
+        [::core::mem::offset_of!(RfdHistory, squares_before) - 80usize];
+    ["Offset of field: RfdHistory::promised_before"]
+        [::core::mem::offset_of!(RfdHistory, promised_before) - 88usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdTensorHistory {
+    pub squares: f64,
+    pub squares_rest: f64,
+    pub average_rest: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdTensorHistory"][::core::mem::size_of::<RfdTensorHistory>() - 24usize];
+    ["Alignment of RfdTensorHistory"][::core::mem::align_of::<RfdTensorHistory>() - 8usize];
+    ["Offset of field: RfdTensorHistory::squares"]
+        [::core::mem::offset_of!(RfdTensorHistory, squares) - 0usize];
+    ["Offset of field: RfdTensorHistory::squares_rest"]
+        [::core::mem::offset_of!(RfdTensorHistory, squares_rest) - 8usize];
+    ["Offset of field: RfdTensorHistory::average_rest"]
+        [::core::mem::offset_of!(RfdTensorHistory, average_rest) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdAdaptive {
+    pub history: u64,
+    pub averaging: f64,
+    pub loss_bound: f64,
+    pub decrease: f64,
+    pub noisy_decrease: f64,
+    pub variance_decay: f64,
+    pub smallest_variance: f64,
+    pub largest_variance: f64,
+    pub window: f64,
+    pub share: f64,
+    pub after_less: f64,
+    pub after_more: f64,
+    pub smallest_trust: f64,
+    pub ramp: u32,
+    pub tensorwise: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdAdaptive"][::core::mem::size_of::<RfdAdaptive>() - 112usize];
+    ["Alignment of RfdAdaptive"][::core::mem::align_of::<RfdAdaptive>() - 8usize];
+    ["Offset of field: RfdAdaptive::history"][::core::mem::offset_of!(RfdAdaptive, history) - 0usize];
+    ["Offset of field: RfdAdaptive::averaging"][::core::mem::offset_of!(RfdAdaptive, averaging) - 8usize];
+    ["Offset of field: RfdAdaptive::loss_bound"][::core::mem::offset_of!(RfdAdaptive, loss_bound) - 16usize];
+    ["Offset of field: RfdAdaptive::decrease"][::core::mem::offset_of!(RfdAdaptive, decrease) - 24usize];
+    ["Offset of field: RfdAdaptive::noisy_decrease"]
+        [::core::mem::offset_of!(RfdAdaptive, noisy_decrease) - 32usize];
+    ["Offset of field: RfdAdaptive::variance_decay"]
+        [::core::mem::offset_of!(RfdAdaptive, variance_decay) - 40usize];
+    ["Offset of field: RfdAdaptive::smallest_variance"]
+        [::core::mem::offset_of!(RfdAdaptive, smallest_variance) - 48usize];
+    ["Offset of field: RfdAdaptive::largest_variance"]
+        [::core::mem::offset_of!(RfdAdaptive, largest_variance) - 56usize];
+    ["Offset of field: RfdAdaptive::window"][::core::mem::offset_of!(RfdAdaptive, window) - 64usize];
+    ["Offset of field: RfdAdaptive::share"][::core::mem::offset_of!(RfdAdaptive, share) - 72usize];
+    ["Offset of field: RfdAdaptive::after_less"][::core::mem::offset_of!(RfdAdaptive, after_less) - 80usize];
+    ["Offset of field: RfdAdaptive::after_more"][::core::mem::offset_of!(RfdAdaptive, after_more) - 88usize];
+    ["Offset of field: RfdAdaptive::smallest_trust"]
+        [::core::mem::offset_of!(RfdAdaptive, smallest_trust) - 96usize];
+    ["Offset of field: RfdAdaptive::ramp"][::core::mem::offset_of!(RfdAdaptive, ramp) - 104usize];
+    ["Offset of field: RfdAdaptive::tensorwise"][::core::mem::offset_of!(RfdAdaptive, tensorwise) - 108usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
 pub struct RfdStep {
     pub model: RfdModel,
+    pub adaptive: RfdAdaptive,
     pub tensors: u64,
     pub groups: u64,
     pub settings: u64,
@@ -206,33 +305,34 @@ pub struct RfdStep {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 256usize];
+    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 368usize];
     ["Alignment of RfdStep"][::core::mem::align_of::<RfdStep>() - 8usize];
     ["Offset of field: RfdStep::model"][::core::mem::offset_of!(RfdStep, model) - 0usize];
-    ["Offset of field: RfdStep::tensors"][::core::mem::offset_of!(RfdStep, tensors) - 88usize];
-    ["Offset of field: RfdStep::groups"][::core::mem::offset_of!(RfdStep, groups) - 96usize];
-    ["Offset of field: RfdStep::settings"][::core::mem::offset_of!(RfdStep, settings) - 104usize];
-    ["Offset of field: RfdStep::status"][::core::mem::offset_of!(RfdStep, status) - 112usize];
-    ["Offset of field: RfdStep::mirror"][::core::mem::offset_of!(RfdStep, mirror) - 120usize];
-    ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 128usize];
-    ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 136usize];
-    ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 144usize];
-    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 152usize];
-    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 160usize];
-    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 168usize];
-    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 176usize];
-    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 184usize];
-    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 192usize];
-    ["Offset of field: RfdStep::rescue"][::core::mem::offset_of!(RfdStep, rescue) - 200usize];
-    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 208usize];
-    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 216usize];
-    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 224usize];
-    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 232usize];
-    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 236usize];
-    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 240usize];
-    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 244usize];
-    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 248usize];
-    ["Offset of field: RfdStep::sums"][::core::mem::offset_of!(RfdStep, sums) - 252usize];
+    ["Offset of field: RfdStep::adaptive"][::core::mem::offset_of!(RfdStep, adaptive) - 88usize];
+    ["Offset of field: RfdStep::tensors"][::core::mem::offset_of!(RfdStep, tensors) - 200usize];
+    ["Offset of field: RfdStep::groups"][::core::mem::offset_of!(RfdStep, groups) - 208usize];
+    ["Offset of field: RfdStep::settings"][::core::mem::offset_of!(RfdStep, settings) - 216usize];
+    ["Offset of field: RfdStep::status"][::core::mem::offset_of!(RfdStep, status) - 224usize];
+    ["Offset of field: RfdStep::mirror"][::core::mem::offset_of!(RfdStep, mirror) - 232usize];
+    ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 240usize];
+    ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 248usize];
+    ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 256usize];
+    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 264usize];
+    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 272usize];
+    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 280usize];
+    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 288usize];
+    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 296usize];
+    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 304usize];
+    ["Offset of field: RfdStep::rescue"][::core::mem::offset_of!(RfdStep, rescue) - 312usize];
+    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 320usize];
+    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 328usize];
+    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 336usize];
+    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 344usize];
+    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 348usize];
+    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 352usize];
+    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 356usize];
+    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 360usize];
+    ["Offset of field: RfdStep::sums"][::core::mem::offset_of!(RfdStep, sums) - 364usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq)]

@@ -36,8 +36,10 @@ impl Stream {
 pub(crate) enum Instance {
     F32,
     F32Momentum,
+    F32Averaged,
     Bf16Master,
     Bf16MasterMomentum,
+    Bf16MasterAveraged,
     Bf16,
     F16Master,
     Generic,
@@ -49,19 +51,25 @@ pub(crate) struct Kernel(usize);
 
 impl Kernel {
     /// Names of all kernels; three for each instance, in the order of [`Instance`].
-    pub const NAMES: [&CStr; 27] = [
+    pub const NAMES: [&CStr; 33] = [
         c"rfd_step_f32",
         c"rfd_norm_f32",
         c"rfd_update_f32",
         c"rfd_step_f32_momentum",
         c"rfd_norm_f32_momentum",
         c"rfd_update_f32_momentum",
+        c"rfd_step_f32_averaged",
+        c"rfd_norm_f32_averaged",
+        c"rfd_update_f32_averaged",
         c"rfd_step_bf16_master",
         c"rfd_norm_bf16_master",
         c"rfd_update_bf16_master",
         c"rfd_step_bf16_master_momentum",
         c"rfd_norm_bf16_master_momentum",
         c"rfd_update_bf16_master_momentum",
+        c"rfd_step_bf16_master_averaged",
+        c"rfd_norm_bf16_master_averaged",
+        c"rfd_update_bf16_master_averaged",
         c"rfd_step_bf16",
         c"rfd_norm_bf16",
         c"rfd_update_bf16",
@@ -79,17 +87,17 @@ impl Kernel {
         c"rfd_store_table",
     ];
     /// The largest |g| of f64 gradients, where the total asks for it.
-    pub const RESCUE_MAX: Kernel = Kernel(21);
+    pub const RESCUE_MAX: Kernel = Kernel(27);
     /// All sums again, scaled, where the total asks for it.
-    pub const RESCUE_NORM: Kernel = Kernel(22);
+    pub const RESCUE_NORM: Kernel = Kernel(28);
     /// Sums of tensors to the two squared norms of the split form; one block.
-    pub const TOTAL: Kernel = Kernel(23);
+    pub const TOTAL: Kernel = Kernel(29);
     /// Counts the step after separate launches; one block.
-    pub const STATUS: Kernel = Kernel(24);
+    pub const STATUS: Kernel = Kernel(30);
     /// Parameters to master weights.
-    pub const FILL_MASTERS: Kernel = Kernel(25);
+    pub const FILL_MASTERS: Kernel = Kernel(31);
     /// Writes the table that it is passed by value to `step.tensors`; one block.
-    pub const STORE_TABLE: Kernel = Kernel(26);
+    pub const STORE_TABLE: Kernel = Kernel(32);
 
     /// The whole step, one cooperative launch.
     pub fn step(instance: Instance) -> Self {

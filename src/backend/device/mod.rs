@@ -1,7 +1,7 @@
 //! The step on a device: everything that does not depend on who executes it.
 //!
 //! [`executor`] says what a device must be able to do, [`plan`] lays out tensors for the kernels, [`optimizer`] owns state
-//! and launches steps, [`status`] reads what they did. [`abi`] are the structs of `kernels/abi.h`.
+//! and launches steps, [`history`] is what the adaptive method remembers, [`status`] reads what steps did. [`abi`] are the structs of `kernels/abi.h`.
 
 #[allow(
     missing_docs,
@@ -12,6 +12,7 @@
 )]
 pub(crate) mod abi;
 pub(crate) mod executor;
+mod history;
 mod input;
 mod optimizer;
 mod plan;

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use super::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable, RfdTensor};
+use super::abi::{RFD_INLINE_TENSORS, RfdAdaptive, RfdModel, RfdStep, RfdTable, RfdTensor};
 use super::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
+use super::history::HistoryMemory;
 use super::input::{DeviceInput, DeviceLoss, DeviceTensor, scalar};
-use super::plan::{Extent, Plan, TensorEntry, check_addresses, check_overlap};
+use super::plan::{Extent, Kind, Plan, TensorEntry, check_addresses, check_overlap};
 use super::settings::{self, Control};
 use super::status::{Mirror, StatusReader};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
+use crate::optimizer::adaptive::History;
 use crate::optimizer::{Group, Method, Options, SquaredNorm, StepReport, TensorSpec};
 use crate::tensor::DType;
 
@@ -34,6 +36,8 @@ pub struct DeviceOptimizer {
     entries: Vec<TensorEntry>,
     control: Control,
     mirror: Arc<Mirror>,
+    /// Of the adaptive method.
+    history: Option<HistoryMemory>,
     workspace: Workspace,
     /// Velocities and master weights.
     slabs: Vec<DeviceBuffer>,
@@ -116,7 +120,6 @@ impl DeviceOptimizer {
         device: &Device,
     ) -> Result<Self> {
         let method = method.into();
-        let model = method.published()?;
         let options = method.prepare(options)?;
         method.check_groups(&specs)?;
         let lengths = crate::optimizer::validate(&options, &specs)?;
@@ -142,11 +145,20 @@ impl DeviceOptimizer {
             Error::invalid("number of tensors", entries.len(), "a device has fewer than 2^32")
         })?;
         let extent = Extent::of_all(&entries)?;
-        let sums = if options.groups.iter().any(|group| group.norm_lock) { 4 } else { 1 };
+        let locked = options.groups.iter().any(|group| group.norm_lock);
+        let sums = Kind::new(&method, &options).sums(locked) as usize;
         let control = Control::new(device, &options)?;
         let mirror = Arc::new(Mirror::new(device)?);
+        let (model, adaptive, history) = match &method {
+            Method::Published(model) => (settings::model(model, &options)?, RfdAdaptive::default(), None),
+            Method::Adaptive(adaptive) => {
+                let history = HistoryMemory::new(device, entries.len())?;
+                (RfdModel::default(), history.rule(adaptive), Some(history))
+            }
+        };
         let step = RfdStep {
-            model: settings::model(model, &options)?,
+            model,
+            adaptive,
             groups: control.groups(),
             settings: control.settings(),
             status: control.status(),
@@ -169,6 +181,7 @@ impl DeviceOptimizer {
             entries,
             control,
             mirror,
+            history,
             slabs: Vec::new(),
             tables,
             prepared: None,
@@ -336,8 +349,9 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`].
+    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with the adaptive method, whose norms a shard doesn't know.
     pub unsafe fn local_squared_norm(&mut self, tensors: &[DeviceTensor], stream: Stream) -> Result<u64> {
+        self.method.published()?;
         // The loss does not matter to norms.
         let input = DeviceInput::new(DeviceLoss::Host(0.0));
         // SAFETY: the caller vouches for the addresses.
@@ -367,7 +381,8 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock, whose norms a shard doesn't know.
+    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with the adaptive method and when a group has norm lock,
+    /// whose norms a shard doesn't know.
     pub unsafe fn step_with_norm(
         &mut self,
         tensors: &[DeviceTensor],
@@ -375,6 +390,7 @@ impl DeviceOptimizer {
         input: &DeviceInput,
         stream: Stream,
     ) -> Result<()> {
+        self.method.published()?;
         crate::optimizer::refuse_norm_lock(&self.options)?;
         let norm = scalar("norm", norm, DType::F64)?;
         // SAFETY: the caller vouches for the addresses.
@@ -482,8 +498,22 @@ impl DeviceOptimizer {
         self.prepared = None;
     }
 
-    /// After loading: the counts of steps; the status is that of an optimizer that has seen none yet.
-    pub(super) fn restore_counts(&mut self, applied: u64, skipped: u64, stream: Stream) -> Result<()> {
+    /// What the adaptive method remembers after so many applied steps, after the work on the stream.
+    pub(super) fn read_history(&self, applied: u64, stream: Stream) -> Result<Option<History>> {
+        self.history.as_ref().map(|memory| memory.read(applied, stream)).transpose()
+    }
+
+    /// After loading: what belongs to a count of applied steps. The status is that of an optimizer that has seen none yet.
+    pub(super) fn restore(
+        &mut self,
+        applied: u64,
+        skipped: u64,
+        history: Option<&History>,
+        stream: Stream,
+    ) -> Result<()> {
+        if let (Some(memory), Some(history)) = (&mut self.history, history) {
+            memory.write(applied, history, stream)?;
+        }
         self.control.write_counts(applied, skipped, stream)?;
         self.mirror.clear();
         Ok(())
@@ -539,8 +569,8 @@ impl DeviceOptimizer {
 
     /// The plan for checked addresses; reuses the memory of the one before.
     fn lay_out(&mut self, tensors: &[DeviceTensor]) -> Prepared {
-        let cautious = self.options.rule.conservatism > 0.0;
-        let plan = Plan::new(&self.entries, &self.options.groups, tensors, cautious);
+        let kind = Kind::new(&self.method, &self.options);
+        let plan = Plan::new(&self.entries, &self.options.groups, tensors, kind);
         let mut table = match self.prepared.take() {
             Some(prepared) => prepared.table,
             None => Box::default(),
@@ -603,7 +633,7 @@ impl DeviceOptimizer {
                 // A gradient says that the tensor has chunks; the kernel does not read it.
                 let address = DeviceTensor { grad: tensors[k].param, ..tensors[k] };
                 let entry = std::slice::from_ref(&self.entries[k]);
-                let single = Plan::new(entry, &self.options.groups, &[address], false);
+                let single = Plan::new(entry, &self.options.groups, &[address], Kind::Published);
                 *tensor = RfdTensor { first_chunk: extent.chunks, ..single.tensors[0] };
                 extent.chunks += single.extent.chunks;
             }

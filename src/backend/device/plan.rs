@@ -7,7 +7,7 @@ use super::abi::{
 use super::executor::Instance;
 use super::input::DeviceTensor;
 use crate::error::{Error, Result};
-use crate::optimizer::{Group, TensorSpec};
+use crate::optimizer::{Group, Method, Options, TensorSpec};
 use crate::tensor::DType;
 
 /// A tensor of the optimizer and its buffers on the device.
@@ -74,13 +74,45 @@ impl Extent {
     }
 }
 
+/// What steps follow from, as far as sums and instances depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Published,
+    /// RFD as published with conservatism.
+    Conservative,
+    /// The adaptive method along the gradient.
+    Adaptive,
+    /// The adaptive method along the averaged gradient.
+    Averaged,
+}
+
+impl Kind {
+    pub fn new(method: &Method, options: &Options) -> Self {
+        match method {
+            Method::Published(_) if options.rule.conservatism > 0.0 => Kind::Conservative,
+            Method::Published(_) => Kind::Published,
+            Method::Adaptive(adaptive) if adaptive.averaging > 0.0 => Kind::Averaged,
+            Method::Adaptive(_) => Kind::Adaptive,
+        }
+    }
+
+    /// Sums per chunk.
+    pub fn sums(self, norm_lock: bool) -> u32 {
+        match self {
+            _ if norm_lock => 4,
+            Kind::Averaged => 2,
+            _ => 1,
+        }
+    }
+}
+
 /// A list of tensors as the kernels see it.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub tensors: Vec<RfdTensor>,
     pub extent: Extent,
     pub instance: Instance,
-    /// Sums per chunk: 4 with norm lock, else 1.
+    /// Sums per chunk.
     pub sums: u32,
     /// Whether squares of gradients may leave the range of f64.
     pub f64_grads: bool,
@@ -88,12 +120,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan for checked addresses.
-    pub fn new(
-        entries: &[TensorEntry],
-        groups: &[Group],
-        addresses: &[DeviceTensor],
-        cautious: bool,
-    ) -> Self {
+    pub fn new(entries: &[TensorEntry], groups: &[Group], addresses: &[DeviceTensor], kind: Kind) -> Self {
         let mut extent = Extent::default();
         let tensors: Vec<RfdTensor> = entries
             .iter()
@@ -123,32 +150,34 @@ impl Plan {
             })
             .collect();
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
-        let sums = if active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0) { 4 } else { 1 };
-        let instance = if cautious || sums > 1 { Instance::Generic } else { instance_of(active()) };
+        let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
+        let instance = if locked { Instance::Generic } else { instance_of(kind, active()) };
         let f64_grads = active().any(|tensor| u32::from(tensor.formats >> 2) == RFD_DTYPE_F64);
-        Self { instance, sums, f64_grads, extent, tensors }
+        Self { instance, sums: kind.sums(locked), f64_grads, extent, tensors }
     }
 }
 
 /// The lean instance for tensors that are all alike, if there is one for their kind.
-fn instance_of<'a>(mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
-    let kind =
+fn instance_of<'a>(kind: Kind, mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
+    let buffers =
         |t: &RfdTensor| (u32::from(t.formats & 3), u32::from(t.formats >> 2), t.master != 0, t.momentum != 0);
-    let Some(first) = tensors.next().map(kind) else { return Instance::Generic };
-    if !tensors.all(|tensor| kind(tensor) == first) {
+    let Some(first) = tensors.next().map(buffers) else { return Instance::Generic };
+    if !tensors.all(|tensor| buffers(tensor) == first) {
         return Instance::Generic;
     }
     const F32: (u32, u32) = (RFD_DTYPE_F32, RFD_DTYPE_F32);
     const BF16: (u32, u32) = (RFD_DTYPE_BF16, RFD_DTYPE_BF16);
     const F16: (u32, u32) = (RFD_DTYPE_F16, RFD_DTYPE_F16);
     let (param, grad, master, momentum) = first;
-    match ((param, grad), master, momentum) {
-        (F32, false, false) => Instance::F32,
-        (F32, false, true) => Instance::F32Momentum,
-        (BF16, true, false) => Instance::Bf16Master,
-        (BF16, true, true) => Instance::Bf16MasterMomentum,
-        (BF16, false, false) => Instance::Bf16,
-        (F16, true, false) => Instance::F16Master,
+    match (kind, (param, grad), master, momentum) {
+        (Kind::Published, F32, false, false) => Instance::F32,
+        (Kind::Published, F32, false, true) => Instance::F32Momentum,
+        (Kind::Published, BF16, true, false) => Instance::Bf16Master,
+        (Kind::Published, BF16, true, true) => Instance::Bf16MasterMomentum,
+        (Kind::Published, BF16, false, false) => Instance::Bf16,
+        (Kind::Published, F16, true, false) => Instance::F16Master,
+        (Kind::Averaged, F32, false, true) => Instance::F32Averaged,
+        (Kind::Averaged, BF16, true, true) => Instance::Bf16MasterAveraged,
         _ => Instance::Generic,
     }
 }
@@ -241,7 +270,7 @@ mod tests {
     }
 
     fn plan(entries: &[TensorEntry], addresses: &[DeviceTensor], group: Group) -> Plan {
-        Plan::new(entries, &[group], addresses, false)
+        Plan::new(entries, &[group], addresses, Kind::Published)
     }
 
     #[test]
@@ -284,8 +313,19 @@ mod tests {
             (F32, BF16, false, false, Instance::Generic),
             (F32, F64, false, false, Instance::Generic),
             (F64, F64, false, false, Instance::Generic),
+        ]
+        .map(|(param, grad, master, momentum, expected)| {
+            (Kind::Published, param, grad, master, momentum, expected)
+        });
+        let others = [
+            (Kind::Averaged, F32, F32, false, true, Instance::F32Averaged),
+            (Kind::Averaged, F32, BF16, false, true, Instance::Generic),
+            (Kind::Averaged, BF16, BF16, true, true, Instance::Bf16MasterAveraged),
+            (Kind::Averaged, BF16, BF16, false, true, Instance::Generic),
+            (Kind::Adaptive, F32, F32, false, false, Instance::Generic),
+            (Kind::Conservative, F32, F32, false, false, Instance::Generic),
         ];
-        for (param, grad, master, momentum, expected) in cases {
+        for (kind, param, grad, master, momentum, expected) in cases.into_iter().chain(others) {
             let mut entries = entries(&[(10, param), (0, F64), (20, param), (30, F64)]);
             for entry in &mut entries {
                 entry.master = if master { 256 } else { 0 };
@@ -295,12 +335,17 @@ mod tests {
             // neither an empty tensor nor one without gradient decides
             addresses[3] = DeviceTensor::without_grad(addresses[3].param);
             let group = Group { momentum: if momentum { 0.9 } else { 0.0 }, ..Group::default() };
-            let with = |group, cautious| Plan::new(&entries, &[group], &addresses, cautious);
-            assert_eq!(with(group, false).instance, expected, "{param} {grad} {master} {momentum}");
-            assert_eq!(with(group, true).instance, Instance::Generic);
-            let locked = with(Group { norm_lock: true, ..group }, false);
+            let with = |group| Plan::new(&entries, &[group], &addresses, kind);
+            let sums = if kind == Kind::Averaged { 2 } else { 1 };
+            let plan = with(group);
+            assert_eq!(
+                (plan.instance, plan.sums),
+                (expected, sums),
+                "{kind:?} {param} {grad} {master} {momentum}"
+            );
+            assert_eq!(plan.f64_grads, grad == F64);
+            let locked = with(Group { norm_lock: true, ..group });
             assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4));
-            assert_eq!(with(group, false).f64_grads, grad == F64);
         }
         let mixed = entries(&[(10, F32), (10, BF16)]);
         assert_eq!(plan(&mixed, &addresses(&mixed, F32), Group::default()).instance, Instance::Generic);

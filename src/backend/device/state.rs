@@ -74,7 +74,8 @@ impl DeviceOptimizer {
                 })
             })
             .collect::<Result<_>>()?;
-        let state = State { applied_steps, skipped_steps, history: None, tensors };
+        let history = self.read_history(applied_steps, stream)?;
+        let state = State { applied_steps, skipped_steps, history, tensors };
         state_file::write(&state, &self.spec_list())
     }
 
@@ -98,7 +99,7 @@ impl DeviceOptimizer {
             }
             self.set_master_ready(k, buffers.master.is_some());
         }
-        self.restore_counts(state.applied_steps, state.skipped_steps, stream)
+        self.restore(state.applied_steps, state.skipped_steps, state.history.as_ref(), stream)
     }
 
     fn spec_list(&self) -> Vec<&TensorSpec> {

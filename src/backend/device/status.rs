@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::abi::{
-    RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_NON_FINITE_GRADIENT,
-    RFD_REASON_NON_FINITE_LOSS, RFD_REASON_OUT_OF_RANGE, RFD_REASON_ZERO_GRADIENT, RfdStatus,
+    RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_LOSS_BELOW_BOUND,
+    RFD_REASON_NON_FINITE_GRADIENT, RFD_REASON_NON_FINITE_LOSS, RFD_REASON_OUT_OF_RANGE,
+    RFD_REASON_ZERO_GRADIENT, RfdStatus,
 };
 use super::executor::{Device, HostBlock};
 use crate::error::{Error, Result};
@@ -140,6 +141,7 @@ fn report(status: &RfdStatus) -> Result<StepReport> {
         RFD_REASON_ZERO_GRADIENT => Outcome::Skipped(SkipReason::ZeroGradient),
         RFD_REASON_INVALID_OPTION => Outcome::Skipped(SkipReason::InvalidOption),
         RFD_REASON_OUT_OF_RANGE => Outcome::Skipped(SkipReason::OutOfRange),
+        RFD_REASON_LOSS_BELOW_BOUND => Outcome::Skipped(SkipReason::LossBelowBound),
         other => {
             return Err(Error::Device(format!(
                 "its status block names a reason {other} that this release doesn't know; something overwrote it"
