@@ -345,6 +345,37 @@ fn a_state_of_the_other_method_is_refused() {
     assert!(message(published.load_state_from_bytes(&of_adaptive)).contains("adaptive"));
 }
 
+/// The velocity holds an average with another decay: its size would be taken wrongly.
+#[test]
+fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
+    let mut values = mixture(0);
+    let mut saved = optimizer(Adaptive::default(), &values);
+    run(&mut saved, &mut values, 0..5);
+    let state = saved.state_to_bytes().unwrap();
+    let mut other = optimizer(Adaptive { averaging: 0.5, ..Adaptive::default() }, &values);
+    let text = other.load_state_from_bytes(&state).unwrap_err().to_string();
+    assert!(text.contains("averaging 0.9") && text.contains("0.5"), "{text}");
+
+    // Edited in place, to a text of the same length.
+    let edited = |from: &str, to: &str| {
+        let at = state.windows(from.len()).position(|bytes| bytes == from.as_bytes()).unwrap();
+        let mut bytes = state.clone();
+        bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
+        bytes
+    };
+    for (from, to) in [
+        (r#"\"factor\":1.0"#, r#"\"factor\":-10"#),
+        (r#"\"factor\":1.0"#, r#"\"factor\":2.0"#),
+        (r#"\"steps\":5.0"#, r#"\"steps\":-10"#),
+        (r#"\"steps\":5.0"#, r#"\"steps\":1e9"#),
+        (r#"\"windows\":0.0"#, r#"\"windows\":-10"#),
+    ] {
+        let text = saved.load_state_from_bytes(&edited(from, to)).unwrap_err().to_string();
+        assert!(text.contains("`adaptive`") && text.contains("domain"), "{text}");
+    }
+    saved.load_state_from_bytes(&state).unwrap();
+}
+
 /// A tensor that gets no gradient for a while takes no part: its average and its variance go on where they were.
 #[test]
 fn missing_gradients_leave_their_tensor_out() {

@@ -122,7 +122,7 @@ fn options_of_the_fit_are_refused_by_name_without_a_fit() {
         &["--tolerance", "0.3"],
         &["--max-samples", "1000"],
     ] {
-        refuses(&[&method[..], option].concat(), 2, &[option[0], "--method adaptive", "leave it out"]);
+        refuses(&[&method[..], option].concat(), 2, &[option[0], "--method rfd", "leave it out"]);
     }
     refuses(&["--method", "adam"], 2, &["--method", "rfd, adaptive"]);
 }

@@ -103,6 +103,22 @@ impl History {
         Self { loss: 0.0, loss_rest: 1.0, trust: Trust::new(), tensors: vec![tensor; tensors] }
     }
 
+    /// Whether it can be what steps have left: a history comes from a file, too.
+    pub(crate) fn is_sound(&self) -> bool {
+        let Trust { factor, last, steps, windows, sum, squares, promised, .. } = self.trust;
+        let Trust { sum_before, squares_before, promised_before, .. } = self.trust;
+        let share = |x: f64| (0.0..=1.0).contains(&x);
+        let not_negative = |x: f64| x >= 0.0 && x.is_finite();
+        share(self.loss_rest)
+            && (Trust::SMALLEST..=1.0).contains(&factor)
+            && (0.0..Trust::WINDOW).contains(&steps)
+            && [windows, squares, squares_before].into_iter().all(not_negative)
+            && [self.loss, last, sum, promised, sum_before, promised_before].into_iter().all(f64::is_finite)
+            && self.tensors.iter().all(|tensor| {
+                not_negative(tensor.squares) && share(tensor.squares_rest) && share(tensor.average_rest)
+            })
+    }
+
     /// The step for given norms, or why there is none. `norms` are those of the gradients alone.
     pub(super) fn advance(
         &self,

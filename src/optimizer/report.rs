@@ -101,7 +101,9 @@ impl std::fmt::Display for SkipReason {
             SkipReason::NonFiniteGradient => "a gradient is not finite",
             SkipReason::ZeroGradient => "the gradient is zero",
             SkipReason::InvalidOption => "an option is outside its domain",
-            SkipReason::OutOfRange => "gradient norm or learning rate are beyond f32, which momentum needs",
+            SkipReason::OutOfRange => {
+                "gradient norm, loss or learning rate are beyond what momentum and averages can hold"
+            }
             SkipReason::LossBelowBound => "the loss is below its lower bound: give a smaller `loss_bound`",
         })
     }

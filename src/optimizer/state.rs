@@ -48,7 +48,7 @@ impl Optimizer {
             history: self.method.is_adaptive().then(|| self.history.clone()),
             tensors,
         };
-        state_file::write(&state, &self.spec_list())
+        state_file::write(&state, &self.spec_list(), &self.method)
     }
 
     /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.

@@ -56,7 +56,7 @@ fn momentum_format(spec: &TensorSpec) -> Dtype {
 }
 
 /// The bytes of the file.
-pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec<u8>> {
+pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec], method: &Method) -> Result<Vec<u8>> {
     let mut views = Vec::new();
     for (spec, buffers) in specs.iter().zip(&state.tensors) {
         let stored =
@@ -85,9 +85,10 @@ pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec]) -> Result<Vec
         ("skipped_steps".to_string(), state.skipped_steps.to_string()),
         ("tensors".to_string(), serde_json::to_string(&entries).map_err(|e| Error::State(e.to_string()))?),
     ]);
-    if let Some(history) = &state.history {
+    if let (Some(history), Method::Adaptive(rule)) = (&state.history, method) {
         let history = serde_json::to_string(history).map_err(|e| Error::State(e.to_string()))?;
         metadata.insert("adaptive".to_string(), history);
+        metadata.insert("averaging".to_string(), rule.averaging.to_string());
     }
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
 }
@@ -128,6 +129,14 @@ pub(crate) fn read<'a>(
     let entries: Vec<Entry> = serde_json::from_str(entry("tensors")?)
         .map_err(|e| Error::State(format!("`tensors` in its metadata is damaged: {e}")))?;
     let history = history(metadata.get("adaptive"), method, specs.len())?;
+    if let (Some(saved), Method::Adaptive(rule)) = (metadata.get("averaging"), method)
+        && saved.parse() != Ok(rule.averaging)
+    {
+        return Err(Error::State(format!(
+            "was saved with averaging {saved}, but the optimizer has {}; make one with the same",
+            rule.averaging
+        )));
+    }
     compare(&entries, specs, options)?;
     let promised = entries.iter().map(|e| usize::from(e.momentum) + usize::from(e.master)).sum::<usize>();
     if stored.len() != promised {
@@ -172,6 +181,9 @@ fn history(stored: Option<&String>, method: &Method, tensors: usize) -> Result<O
     let history: History = serde_json::from_str(stored).map_err(|e| damaged(e.to_string()))?;
     if history.tensors.len() != tensors {
         return Err(damaged(format!("it is of {} tensors, not {tensors}", history.tensors.len())));
+    }
+    if !history.is_sound() {
+        return Err(damaged("a value is outside its domain".into()));
     }
     Ok(Some(history))
 }

@@ -383,6 +383,6 @@ fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
     assert_eq!(outcome, Outcome::Skipped(SkipReason::LossBelowBound));
 
     let of_the_model = Options { inv_batch_size: 0.1, ..Options::default() };
-    let text = message(&store, Rfd::new(adaptive).options(of_the_model));
+    let text = Rfd::new(adaptive).options(of_the_model).build(&store).err().unwrap().to_string();
     assert!(text.contains("inv_batch_size") && text.contains("adaptive"), "{text}");
 }

@@ -47,13 +47,13 @@ pub struct TrainArgs {
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
     #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
-    /// squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
+    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
     covariance: Family,
-    /// Length scales: one for all parameters, or one for each tensor, fitted to the same samples
+    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same samples
     #[arg(long, value_enum, default_value_t = Anisotropy::None)]
     anisotropy: Anisotropy,
-    /// S-RFD: correct each step for the noise of its mini-batch
+    /// With --method rfd: S-RFD, correct each step for the noise of its mini-batch
     #[arg(long)]
     stochastic: bool,
     /// Seed of everything random; a machine repeats a run exactly
@@ -113,8 +113,9 @@ struct Report<'a> {
     validation_images: usize,
     epochs: usize,
     batch_size: usize,
-    anisotropy: Anisotropy,
-    stochastic: bool,
+    /// Of RFD as published; null with the adaptive method.
+    anisotropy: Option<Anisotropy>,
+    stochastic: Option<bool>,
     threads: usize,
     /// Whether every seed ran to its end.
     complete: bool,
@@ -129,7 +130,7 @@ const REPORT: &str = "run.json";
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let (MethodKind::Adaptive, Some(option)) = (args.method, args.given.0.first()) {
         return Err(CliError::Usage(format!(
-            "{option}: it is for the fit of --method rfd; leave it out, as --method adaptive has no fit"
+            "{option}: only RFD as published has it: give --method rfd as well, or leave it out"
         )));
     }
     interrupt::install()?;
@@ -343,6 +344,7 @@ impl Command<'_> {
         let args = self.args;
         let summary = summarise(seeds);
         let complete = outcome.is_ok();
+        let published = args.method == MethodKind::Rfd;
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             network: args.model,
@@ -352,8 +354,8 @@ impl Command<'_> {
             validation_images: self.data.validation.len(),
             epochs: args.epochs,
             batch_size: args.batch_size,
-            anisotropy: args.anisotropy,
-            stochastic: args.stochastic,
+            anisotropy: published.then_some(args.anisotropy),
+            stochastic: published.then_some(args.stochastic),
             threads: candle_core::utils::get_num_threads(),
             complete,
             seeds,

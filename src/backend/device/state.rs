@@ -76,7 +76,7 @@ impl DeviceOptimizer {
             .collect::<Result<_>>()?;
         let history = self.read_history(applied_steps, stream)?;
         let state = State { applied_steps, skipped_steps, history, tensors };
-        state_file::write(&state, &self.spec_list())
+        state_file::write(&state, &self.spec_list(), self.method())
     }
 
     /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made. Waits for the work on the stream;
