@@ -116,6 +116,7 @@ fn options_of_the_fit_are_refused_by_name_without_a_fit() {
     let method = ["--method", "adaptive"];
     for option in [
         &["--covariance", "squared_exponential"][..],
+        &["--anisotropy", "none"],
         &["--stochastic"],
         &["--samples", "samples.csv"],
         // Its default, too: it was asked for.

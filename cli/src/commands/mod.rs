@@ -3,7 +3,6 @@
 pub mod bench;
 pub mod doctor;
 pub mod fit;
-mod given;
 pub mod plan;
 pub mod step_size;
 pub mod train;

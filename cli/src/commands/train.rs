@@ -10,7 +10,6 @@ use rfdescent::optimizer::Options;
 use rfdescent_candle::{Adaptive, Config, Rfd};
 use serde::Serialize;
 
-use super::given::GivenFitOptions;
 use crate::data::{Dataset, idx, synthetic};
 use crate::error::{CliError, both};
 use crate::files;
@@ -29,9 +28,6 @@ use crate::training::{DTYPE, Method, Run, Schedule, train};
 /// the adaptive method, which needs none
 #[derive(Args, Debug)]
 pub struct TrainArgs {
-    // First, as clap takes the values of the other fields out of what this one reads.
-    #[command(flatten)]
-    given: GivenFitOptions,
     /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
@@ -47,12 +43,12 @@ pub struct TrainArgs {
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
     #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
-    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
-    #[arg(long, value_name = "NAME", default_value_t = Family::SquaredExponential)]
-    covariance: Family,
-    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same samples
-    #[arg(long, value_enum, default_value_t = Anisotropy::None)]
-    anisotropy: Anisotropy,
+    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5 [default: squared_exponential]
+    #[arg(long, value_name = "NAME")]
+    covariance: Option<Family>,
+    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same samples [default: none]
+    #[arg(long, value_enum)]
+    anisotropy: Option<Anisotropy>,
     /// With --method rfd: S-RFD, correct each step for the noise of its mini-batch
     #[arg(long)]
     stochastic: bool,
@@ -72,15 +68,15 @@ pub struct TrainArgs {
     /// Replace the finished run in the output folder, all but its samples
     #[arg(long, requires = "output")]
     overwrite: bool,
-    /// File that keeps the samples of auto-fit; samples in it are used [default: samples.csv in the output folder]
+    /// With --method rfd: file that keeps the samples of auto-fit; samples in it are used [default: samples.csv in the output folder]
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// Relative standard deviation of the fitted variance at which auto-fit stops
-    #[arg(long, value_name = "T", default_value_t = 0.3, value_parser = positive, allow_hyphen_values = true)]
-    tolerance: f64,
-    /// Images that auto-fit draws at most
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
-    max_samples: u64,
+    /// With --method rfd: relative standard deviation of the fitted variance at which auto-fit stops [default: 0.3]
+    #[arg(long, value_name = "T", value_parser = positive, allow_hyphen_values = true)]
+    tolerance: Option<f64>,
+    /// With --method rfd: images that auto-fit draws at most [default: 1000000]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    max_samples: Option<u64>,
     /// Use only this many training images
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(MIN_IMAGES as u64..=10_000_000))]
     train_images: Option<usize>,
@@ -126,9 +122,29 @@ struct Report<'a> {
 /// The report's file in the output folder. It is written last and removed first: where it is, all else belongs to it.
 const REPORT: &str = "run.json";
 
+impl TrainArgs {
+    /// The first option that was given and that only RFD as published has. Hence these have no defaults of clap's.
+    fn option_of_rfd(&self) -> Option<&'static str> {
+        [
+            ("--covariance", self.covariance.is_some()),
+            ("--anisotropy", self.anisotropy.is_some()),
+            ("--stochastic", self.stochastic),
+            ("--samples", self.samples.is_some()),
+            ("--tolerance", self.tolerance.is_some()),
+            ("--max-samples", self.max_samples.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(option, given)| given.then_some(option))
+    }
+
+    fn anisotropy(&self) -> Anisotropy {
+        self.anisotropy.unwrap_or(Anisotropy::None)
+    }
+}
+
 /// Runs the subcommand.
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
-    if let (MethodKind::Adaptive, Some(option)) = (args.method, args.given.0.first()) {
+    if let (MethodKind::Adaptive, Some(option)) = (args.method, args.option_of_rfd()) {
         return Err(CliError::Usage(format!(
             "{option}: only RFD as published has it: give --method rfd as well, or leave it out"
         )));
@@ -282,10 +298,10 @@ impl Command<'_> {
     fn fit(&self, output: Option<&OutputFolder>, seed: u64) -> Result<Fitted, CliError> {
         let args = self.args;
         let options = FitOptions {
-            family: args.covariance,
-            anisotropy: args.anisotropy,
-            tolerance: args.tolerance,
-            max_samples: args.max_samples,
+            family: args.covariance.unwrap_or(Family::SquaredExponential),
+            anisotropy: args.anisotropy(),
+            tolerance: args.tolerance.unwrap_or(0.3),
+            max_samples: args.max_samples.unwrap_or(1_000_000),
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
         };
         let fit = fit(args.model, self.data, &options, seed, self.progress)?;
@@ -354,7 +370,7 @@ impl Command<'_> {
             validation_images: self.data.validation.len(),
             epochs: args.epochs,
             batch_size: args.batch_size,
-            anisotropy: published.then_some(args.anisotropy),
+            anisotropy: published.then_some(args.anisotropy()),
             stochastic: published.then_some(args.stochastic),
             threads: candle_core::utils::get_num_threads(),
             complete,
