@@ -1,12 +1,9 @@
 //! Makes the device code: machine code where an nvcc is found, else the PTX that comes with the crate serves alone. For
-//! tests also the kernels as CPU code. Names the shared library after the version of its C ABI.
+//! tests also the kernels as CPU code.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-#[path = "src/capi/abi_version.rs"]
-mod abi_version;
 
 /// Architectures that get machine code of their own; the last one also PTX, for newer GPUs.
 const ARCHITECTURES: [&str; 7] = ["75", "80", "86", "89", "90", "100", "120"];
@@ -14,14 +11,9 @@ const ARCHITECTURES: [&str; 7] = ["75", "80", "86", "89", "90", "100", "120"];
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=kernels");
-    println!("cargo:rerun-if-changed=src/capi/abi_version.rs");
     println!("cargo:rustc-check-cfg=cfg(rfd_fatbin)");
     for variable in ["RFDESCENT_NO_NVCC", "NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "VIRTUAL_ENV"] {
         println!("cargo:rerun-if-env-changed={variable}");
-    }
-    if env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
-        let name = format!("librfdescent.so.{}", abi_version::RFD_ABI_VERSION);
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,{name}");
     }
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         fatbin();

@@ -14,7 +14,7 @@
  * - The library starts threads of its own for large tensors, as many as there are processors or the environment variable
  *   RAYON_NUM_THREADS says. Results do not depend on their number.
  *
- * Made from src/capi by cbindgen: change it there.
+ * Made from capi/src by cbindgen: change it there.
  */
 
 #ifndef RFDESCENT_H

@@ -11,8 +11,6 @@
 #![warn(missing_docs)]
 
 mod backend;
-#[doc(hidden)]
-pub mod capi;
 pub mod covariance;
 pub mod cuda;
 pub mod device;

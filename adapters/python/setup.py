@@ -30,7 +30,7 @@ def build_library() -> Path:
     """The shared library, compiled with the default features, CUDA's among them."""
     if shutil.which("cargo") is None:
         sys.exit("cargo is missing: install Rust 1.91 or newer (https://rustup.rs), then run this again")
-    command = ["cargo", "build", "-p", "rfdescent", "--lib", "--release", "--locked"]
+    command = ["cargo", "build", "-p", "rfdescent-capi", "--lib", "--release", "--locked"]
     command.append("--message-format=json-render-diagnostics")
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

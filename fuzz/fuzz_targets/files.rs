@@ -9,7 +9,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 use libfuzzer_sys::fuzz_target;
-use rfdescent::capi::*;
+// The C library is none that Rust can link with, so its source is compiled here.
+#[path = "../../capi/src/lib.rs"]
+mod capi;
+
+use capi::*;
 
 /// An optimizer whose states are attacked; its tensors are those of a small network.
 unsafe fn with_optimizer(use_it: impl FnOnce(*mut rfd_optimizer)) {

@@ -1,14 +1,14 @@
 //! Steps on tensors in the memory of a CUDA device.
 
 use std::ffi::c_void;
+use std::path::Path;
 
 use super::super::pointers::Array;
 use super::super::status::{Failure, Result};
 use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CUDA, dtype, rfd_step_input, rfd_tensor};
-use crate::Error;
-use crate::device::Stream;
-use crate::optimizer::{
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{
     DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Options, StepReport, TensorSpec,
 };
 
@@ -35,7 +35,7 @@ impl OnDevice {
     }
 
     fn check(&self, spec: &TensorSpec, what: &str, tensor: &rfd_tensor) -> Result<()> {
-        let wrong = |problem: String| Err(Failure::from(Error::tensor(&spec.name, problem)));
+        let wrong = |problem: String| Err(Failure::tensor(&spec.name, problem));
         if (tensor.device_kind, tensor.device_index) != (RFD_DEVICE_CUDA, self.index) {
             return wrong(format!(
                 "its {what} is on device kind {}, index {}, but the optimizer works on CUDA device {}",
@@ -71,7 +71,7 @@ impl OnDevice {
             let format = dtype(param.dtype)?;
             if format != spec.dtype {
                 let problem = format!("was described as {} but is {format}", spec.dtype);
-                return Err(Error::tensor(&spec.name, problem).into());
+                return Err(Failure::tensor(&spec.name, problem));
             }
             tensors.push(DeviceTensor::without_grad(address(param.data)));
         }
@@ -159,6 +159,14 @@ impl Backend for OnDevice {
         self.addresses(params, None)?;
         // SAFETY: as in `step`.
         unsafe { self.optimizer.init_master_weights(&self.tensors, stream(on)) }.map_err(Into::into)
+    }
+
+    fn save_state(&self, file: &Path, on: *mut c_void) -> Result<()> {
+        Ok(self.optimizer.save_state(file, stream(on))?)
+    }
+
+    fn load_state(&mut self, file: &Path, on: *mut c_void) -> Result<()> {
+        Ok(self.optimizer.load_state(file, stream(on))?)
     }
 
     fn state_to_bytes(&self, on: *mut c_void) -> Result<Vec<u8>> {

@@ -1,11 +1,12 @@
 //! What the handle of an optimizer asks of the one behind it.
 
 use std::ffi::c_void;
+use std::path::Path;
 
 use super::super::pointers::Array;
 use super::super::status::Result;
 use super::structs::{rfd_step_input, rfd_tensor};
-use crate::optimizer::{Group, Options, StepReport};
+use rfdescent::optimizer::{Group, Options, StepReport};
 
 /// The tensors of one step, in the order of the specs.
 #[derive(Clone, Copy)]
@@ -43,6 +44,8 @@ pub(super) trait Backend: Send {
         stream: *mut c_void,
     ) -> Result<()>;
 
+    fn save_state(&self, file: &Path, stream: *mut c_void) -> Result<()>;
+    fn load_state(&mut self, file: &Path, stream: *mut c_void) -> Result<()>;
     fn state_to_bytes(&self, stream: *mut c_void) -> Result<Vec<u8>>;
     fn load_state_from_bytes(&mut self, bytes: &[u8], stream: *mut c_void) -> Result<()>;
 }

@@ -1,8 +1,8 @@
-//! `include/rfdescent.h` is what cbindgen makes of `src/capi`, and the shared library exports its functions, no less and no
-//! more. `RFDESCENT_WRITE_HEADER=1 cargo test --release --test header` writes the header and the list anew.
+//! `include/rfdescent.h` is what cbindgen makes of `capi/src`, and the shared library exports its functions, no less and no
+//! more. `RFDESCENT_WRITE_HEADER=1 cargo test --release -p rfdescent-capi --test
+//! header` writes the header and the list anew.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const FILES: [&str; 9] = [
@@ -34,12 +34,11 @@ const INTRODUCTION: &str = "\
  * - The library starts threads of its own for large tensors, as many as there are processors or the environment variable
  *   RAYON_NUM_THREADS says. Results do not depend on their number.
  *
- * Made from src/capi by cbindgen: change it there.
+ * Made from capi/src by cbindgen: change it there.
  */";
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+mod support;
+use support::{root, shared_library, soname};
 
 fn writing() -> bool {
     std::env::var_os("RFDESCENT_WRITE_HEADER").is_some_and(|value| value == "1")
@@ -57,8 +56,8 @@ fn compare(file: &str, expected: &str) {
         expected.lines().zip(found.lines()).enumerate().find(|(_, (new, old))| new != old)
     {
         panic!(
-            "{file}:{}: has\n  {old}\nbut src/capi yields\n  {new}\nRFDESCENT_WRITE_HEADER=1 cargo test --release --test \
-             header writes it anew",
+            "{file}:{}: has\n  {old}\nbut capi/src yields\n  {new}\nRFDESCENT_WRITE_HEADER=1 cargo test --release \
+             -p rfdescent-capi --test header writes it anew",
             line + 1
         );
     }
@@ -83,10 +82,10 @@ fn generate() -> String {
     config.function.args = cbindgen::Layout::Auto;
     let mut builder = cbindgen::Builder::new().with_config(config);
     for file in FILES {
-        builder = builder.with_src(root().join("src/capi").join(file));
+        builder = builder.with_src(root().join("capi/src").join(file));
     }
     let mut header = Vec::new();
-    builder.generate().expect("cbindgen understands src/capi").write(&mut header);
+    builder.generate().expect("cbindgen understands capi/src").write(&mut header);
     String::from_utf8(header).unwrap()
 }
 
@@ -117,23 +116,17 @@ fn declared() -> BTreeSet<String> {
     names
 }
 
-/// The shared library that was built with this test, beside it.
-fn shared_library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.parent().unwrap().join("librfdescent.so")
-}
-
 #[test]
 fn the_shared_library_exports_the_listed_functions_only() {
     let list: String = declared().iter().map(|name| format!("{name}\n")).collect();
-    compare("tests/exported.txt", &list);
+    compare("capi/tests/exported.txt", &list);
 
     if !cfg!(target_os = "linux") {
         say_skipped(format_args!("skipped: exported symbols are checked on Linux"));
         return;
     }
     let library = shared_library();
-    let Ok(done) = Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output() else {
+    let Ok(done) = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output() else {
         say_skipped(format_args!("skipped: nm not found"));
         return;
     };
@@ -144,11 +137,11 @@ fn the_shared_library_exports_the_listed_functions_only() {
         .collect();
     assert_eq!(exported, declared(), "exported and declared functions differ");
 
-    let Ok(done) = Command::new("readelf").arg("-d").arg(&library).output() else {
+    let Ok(done) = Command::new("readelf").arg("-d").arg(library).output() else {
         say_skipped(format_args!("skipped: readelf not found, so the soname is not checked"));
         return;
     };
-    let soname = format!("librfdescent.so.{}", rfdescent::capi::RFD_ABI_VERSION);
+    let soname = soname();
     assert!(
         String::from_utf8_lossy(&done.stdout).contains(&format!("soname: [{soname}]")),
         "the soname is not {soname}"

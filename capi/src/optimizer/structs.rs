@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_void};
 use super::super::model::{RFD_MODE_RFD, code, rule};
 use super::super::pointers::{Array, Versioned, initialise, slice, text};
 use super::super::status::{Failure, Result, guard, rfd_status};
-use crate::DType;
-use crate::optimizer::{Group, Options, Outcome, SkipReason, StepReport, TensorSpec};
+use rfdescent::DType;
+use rfdescent::optimizer::{Group, Options, Outcome, SkipReason, StepReport, TensorSpec};
 
 /// IEEE binary32.
 pub const RFD_DTYPE_F32: u32 = 0;

@@ -9,7 +9,7 @@ use super::fit::rfd_fit;
 use super::pointers::{Out, OutStruct, Versioned, initialise, path, read};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
-use crate::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
+use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
 
 /// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
 /// writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.

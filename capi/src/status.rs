@@ -6,8 +6,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::RFD_ABI_VERSION;
-use crate::Error;
-use crate::estimation::EstimationError;
+use rfdescent::Error;
+use rfdescent::estimation::EstimationError;
 
 /// What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else; later releases
 /// may add some, so treat what you do not know as an error.
@@ -60,7 +60,12 @@ impl Failure {
     }
 
     pub fn invalid(name: &str, value: impl ToString, expected: &str) -> Self {
-        Error::invalid(name, value, expected).into()
+        let (name, value, expected) = (name.into(), value.to_string(), expected.into());
+        Error::InvalidArgument { name, value, expected }.into()
+    }
+
+    pub fn tensor(name: &str, problem: impl Into<String>) -> Self {
+        Error::Tensor { tensor: name.into(), problem: problem.into() }.into()
     }
 
     /// The same failure of a part, which is named.
@@ -100,6 +105,8 @@ impl From<Error> for Failure {
             Error::Tensor { .. } => RFD_ERROR_TENSOR,
             Error::State(_) => RFD_ERROR_STATE,
             Error::Device(_) => RFD_ERROR_DEVICE,
+            // There is no other kind, but the Rust library may add some.
+            _ => RFD_ERROR_PANIC,
         };
         Self::new(status, error.to_string())
     }

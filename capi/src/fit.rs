@@ -5,8 +5,8 @@ use std::ffi::c_char;
 use super::pointers::{Out, OutStruct, Versioned, path, read};
 use super::statistics::{collect, of_file};
 use super::status::{guard, rfd_status};
-use crate::Moments;
-use crate::estimation::{Fit, fit};
+use rfdescent::Moments;
+use rfdescent::estimation::{Fit, fit};
 
 /// Mean and variances that were estimated from samples.
 #[repr(C)]

@@ -8,7 +8,7 @@ use super::fit::rfd_fit;
 use super::model::utf8;
 use super::pointers::{Out, OutStruct, destroy, lock, path, shared, slice};
 use super::status::{Failure, Result, guard, rfd_status};
-use crate::estimation::{Sample, SampleStatistics, fit, read_samples};
+use rfdescent::estimation::{Sample, SampleStatistics, fit, read_samples};
 
 /// Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations; memory grows with
 /// the number of distinct batch sizes only. One thread at a time: a call while another thread is in one returns

@@ -3,7 +3,7 @@
 use super::super::model::code;
 use super::super::pointers::{Versioned, initialise};
 use super::super::status::{Result, guard, rfd_status};
-use crate::optimizer::{Adaptive, Anisotropy};
+use rfdescent::optimizer::{Adaptive, Anisotropy};
 
 /// Each tensor has a length scale of its own.
 pub const RFD_ANISOTROPY_TENSORWISE: u32 = 0;

@@ -2,7 +2,6 @@
 
 mod adaptive;
 mod backend;
-#[cfg(feature = "cuda")]
 mod device;
 mod host;
 mod structs;
@@ -19,14 +18,10 @@ use super::model::rfd_model;
 use super::pointers::{
     Array, Out, OutStruct, Versioned, destroy, lock, no_stream, path, read, shared, slice,
 };
-#[cfg(not(feature = "cuda"))]
-use super::status::RFD_ERROR_UNSUPPORTED;
-use super::status::{Failure, Result, guard, rfd_status};
-#[cfg(feature = "cuda")]
-use crate::device::{Device, StatusReader};
-#[cfg(feature = "cuda")]
-use crate::optimizer::DeviceOptimizer;
-use crate::optimizer::{Group, Method, Optimizer, StepReport};
+use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
+use rfdescent::device::{Device, StatusReader};
+use rfdescent::optimizer::DeviceOptimizer;
+use rfdescent::optimizer::{Group, Method, Optimizer, StepReport};
 
 /// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call while
 /// another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_status and rfd_optimizer_wait may be called at any time.
@@ -39,7 +34,6 @@ pub struct rfd_optimizer {
 /// Where the report of the last step is, beside the optimizer, so that it can be read while a step runs.
 enum Status {
     Host(Mutex<rfd_step_report>),
-    #[cfg(feature = "cuda")]
     Device(Device, StatusReader),
 }
 
@@ -50,7 +44,6 @@ impl rfd_optimizer {
         Self { backend: Mutex::new(backend), status }
     }
 
-    #[cfg(feature = "cuda")]
     fn on_device(optimizer: DeviceOptimizer, index: u32) -> Self {
         let status = Status::Device(optimizer.device().clone(), optimizer.status_reader());
         let backend: Box<dyn Backend> = Box::new(device::OnDevice::new(optimizer, index));
@@ -64,7 +57,6 @@ impl rfd_optimizer {
     fn record(&self, report: StepReport) {
         match &self.status {
             Status::Host(last) => *last.lock().unwrap_or_else(PoisonError::into_inner) = report.into(),
-            #[cfg(feature = "cuda")]
             Status::Device(..) => {}
         }
     }
@@ -72,7 +64,6 @@ impl rfd_optimizer {
     fn report(&self) -> Result<rfd_step_report> {
         match &self.status {
             Status::Host(last) => Ok(*last.lock().unwrap_or_else(PoisonError::into_inner)),
-            #[cfg(feature = "cuda")]
             Status::Device(_, reader) => Ok(reader.read()?.map_or(rfd_step_report::from_none(), Into::into)),
         }
     }
@@ -80,7 +71,6 @@ impl rfd_optimizer {
     fn wait(&self, stream: *mut c_void) -> Result<()> {
         match &self.status {
             Status::Host(_) => no_stream(stream),
-            #[cfg(feature = "cuda")]
             Status::Device(device, _) => Ok(device.synchronize(device::stream(stream))?),
         }
     }
@@ -124,17 +114,15 @@ unsafe fn create(
             Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"))
         }
         RFD_DEVICE_CPU => Ok(rfd_optimizer::on_host(Optimizer::new(method, converted, specs)?)),
-        #[cfg(feature = "cuda")]
-        RFD_DEVICE_CUDA => {
-            let device = crate::cuda::device(options.device_index as usize)?;
-            let optimizer = DeviceOptimizer::new(method, converted, specs, &device)?;
-            Ok(rfd_optimizer::on_device(optimizer, options.device_index))
-        }
-        #[cfg(not(feature = "cuda"))]
-        RFD_DEVICE_CUDA => Err(Failure::new(
+        RFD_DEVICE_CUDA if !cfg!(feature = "cuda") => Err(Failure::new(
             RFD_ERROR_UNSUPPORTED,
             "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
         )),
+        RFD_DEVICE_CUDA => {
+            let device = rfdescent::cuda::device(options.device_index as usize)?;
+            let optimizer = DeviceOptimizer::new(method, converted, specs, &device)?;
+            Ok(rfd_optimizer::on_device(optimizer, options.device_index))
+        }
         kind => Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
     }
 }
@@ -472,8 +460,7 @@ pub unsafe extern "C" fn rfd_optimizer_save_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, file) = unsafe { (shared(optimizer, "optimizer")?, path(file, "file")?) };
-        let state = optimizer.lock()?.state_to_bytes(stream)?;
-        Ok(crate::files::write_atomically(file, &state)?)
+        optimizer.lock()?.save_state(file, stream)
     })
 }
 
@@ -492,8 +479,7 @@ pub unsafe extern "C" fn rfd_optimizer_load_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, file) = unsafe { (shared(optimizer, "optimizer")?, path(file, "file")?) };
-        let state = crate::files::read_regular(file)?;
-        optimizer.lock()?.load_state_from_bytes(&state, stream)
+        optimizer.lock()?.load_state(file, stream)
     })
 }
 

@@ -6,8 +6,8 @@ use super::buffer::rfd_buffer;
 use super::fit::rfd_fit;
 use super::pointers::{Out, OutStruct, Versioned, destroy, path, read, shared, slice, text};
 use super::status::{Failure, RFD_ERROR_INVALID_ARGUMENT, RFD_ERROR_NO_STEP, Result, guard, rfd_status};
-use crate::Moments;
-use crate::covariance::{Family, Model, NoStep, Observation, StepMode, StepRule, ValueAndSlope};
+use rfdescent::Moments;
+use rfdescent::covariance::{Family, Model, NoStep, Observation, StepMode, StepRule, ValueAndSlope};
 
 /// The minimiser of the conditional expectation: RFD as published.
 pub const RFD_MODE_RFD: u32 = 0;
@@ -306,7 +306,7 @@ pub unsafe extern "C" fn rfd_model_step(
                 Out::optional(theta, "theta")?,
             )
         };
-        crate::covariance::validate_inv_batch_size(inv_batch_size)?;
+        rfdescent::covariance::validate_inv_batch_size(inv_batch_size)?;
         let observation = Observation { loss, grad_norm, inv_batch_size };
         let step = model.step(&observation, &rule(mode, conservatism)?).map_err(no_step)?;
         set(step_size, step.step_size);
@@ -374,7 +374,7 @@ unsafe fn value_and_slope(
     model: *const rfd_model,
     value: *mut f64,
     slope: *mut f64,
-    compute: impl FnOnce(&Model) -> crate::Result<ValueAndSlope>,
+    compute: impl FnOnce(&Model) -> rfdescent::Result<ValueAndSlope>,
 ) -> Result<()> {
     // SAFETY: the caller vouches for these.
     let (model, value, slope) =

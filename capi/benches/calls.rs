@@ -1,13 +1,16 @@
 //! What a call from C costs beside the same one from Rust: steps on tensors of one element, where there is little else. Each
 //! figure is the best of many short rounds; the C program is compiled against the shared library of this build.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::{Optimizer, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+use support::{root, shared_library, soname};
 
 const COUNTS: [usize; 2] = [1, 200];
 
@@ -44,18 +47,16 @@ fn rust(count: usize) -> f64 {
 
 /// Nanoseconds of a step from C, for each of the counts.
 fn c() -> Option<Vec<f64>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
-    let library = std::env::current_exe().unwrap().parent().unwrap().join("librfdescent.so");
     let program = folder.path().join("calls");
     #[cfg(unix)]
-    for name in ["librfdescent.so".into(), format!("librfdescent.so.{}", rfdescent::capi::RFD_ABI_VERSION)] {
-        std::os::unix::fs::symlink(&library, folder.path().join(name)).unwrap();
+    for name in ["librfdescent.so", &soname()] {
+        std::os::unix::fs::symlink(shared_library(), folder.path().join(name)).unwrap();
     }
     let built = Command::new(std::env::var("CC").unwrap_or("cc".into()))
         .args(["-std=c11", "-O2", "-I"])
-        .arg(root.join("include"))
-        .arg(root.join("benches/support/calls.c"))
+        .arg(root().join("include"))
+        .arg(root().join("capi/benches/calls.c"))
         .arg("-o")
         .arg(&program)
         .arg("-L")

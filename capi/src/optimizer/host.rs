@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::path::Path;
 
 use half::{bf16, f16};
 
@@ -9,8 +10,8 @@ use super::super::pointers::{Array, no_stream};
 use super::super::status::{Failure, RFD_ERROR_NULL, RFD_ERROR_TENSOR, Result};
 use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CPU, dtype, rfd_step_input, rfd_tensor};
-use crate::optimizer::{Group, Optimizer, Options, SquaredNorm, StepInput, StepReport};
-use crate::{DType, Error, GradRef, ParamMut};
+use rfdescent::optimizer::{Group, Optimizer, Options, SquaredNorm, StepInput, StepReport};
+use rfdescent::{DType, GradRef, ParamMut};
 
 pub(super) struct Host {
     optimizer: Optimizer,
@@ -31,7 +32,7 @@ struct Memory {
 
 /// Checks a tensor's descriptor; where its elements are, `None` for null.
 fn locate(name: &str, what: &str, tensor: &rfd_tensor) -> Result<Option<Memory>> {
-    let wrong = |problem: String| Failure::from(Error::tensor(name, problem));
+    let wrong = |problem: String| Failure::tensor(name, problem);
     if tensor.device_kind != RFD_DEVICE_CPU || tensor.device_index != 0 {
         return Err(wrong(format!(
             "its {what} is on device kind {}, index {}, but the optimizer works on the CPU; copy it, or make the \
@@ -261,6 +262,16 @@ impl Backend for Host {
     ) -> Result<()> {
         // The first applied step makes them.
         no_stream(stream)
+    }
+
+    fn save_state(&self, file: &Path, stream: *mut c_void) -> Result<()> {
+        no_stream(stream)?;
+        Ok(self.optimizer.save_state(file)?)
+    }
+
+    fn load_state(&mut self, file: &Path, stream: *mut c_void) -> Result<()> {
+        no_stream(stream)?;
+        Ok(self.optimizer.load_state(file)?)
     }
 
     fn state_to_bytes(&self, stream: *mut c_void) -> Result<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Programs in C and C++ against the shared library: the tests of `tests/c`, and the examples, whose steps have to be those of
+//! Programs in C and C++ against the shared library: the tests of `capi/tests/c`, and the examples, whose steps have to be those of
 //! the Rust interface to the last bit. `scripts/check-c` runs the same programs under sanitizers and valgrind.
 #![cfg(target_os = "linux")]
 
@@ -11,18 +11,14 @@ use rfdescent::covariance::{Family, Model, Observation, StepRule};
 use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+mod support;
+use support::{root, shared_library, soname};
 
 /// A folder with the shared library under the name that programs look for.
 fn stage() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let test = std::env::current_exe().unwrap();
-    let library = test.parent().unwrap().join("librfdescent.so");
-    let soname = format!("librfdescent.so.{}", rfdescent::capi::RFD_ABI_VERSION);
-    for name in ["librfdescent.so", &soname] {
-        std::os::unix::fs::symlink(&library, folder.path().join(name)).unwrap();
+    for name in ["librfdescent.so", &soname()] {
+        std::os::unix::fs::symlink(shared_library(), folder.path().join(name)).unwrap();
     }
     folder
 }
@@ -79,23 +75,23 @@ fn build(stage: &Path, name: &str, sources: &[&str]) -> Option<PathBuf> {
 #[test]
 fn the_interface_works_from_c() {
     let stage = stage();
-    let Some(program) = build(stage.path(), "abi", &["tests/c/abi.c"]) else { return };
+    let Some(program) = build(stage.path(), "abi", &["capi/tests/c/abi.c"]) else { return };
     print!("{}", run(Command::new(program).arg(tempfile::tempdir().unwrap().path())));
 }
 
 #[test]
 fn every_function_has_a_test_in_c() {
-    let tests = std::fs::read_to_string(root().join("tests/c/abi.c")).unwrap()
-        + &std::fs::read_to_string(root().join("tests/c/check.h")).unwrap();
-    for name in std::fs::read_to_string(root().join("tests/exported.txt")).unwrap().lines() {
-        assert!(tests.contains(&format!("{name}(")), "{name} occurs in no test of tests/c");
+    let tests = std::fs::read_to_string(root().join("capi/tests/c/abi.c")).unwrap()
+        + &std::fs::read_to_string(root().join("capi/tests/c/check.h")).unwrap();
+    for name in std::fs::read_to_string(root().join("capi/tests/exported.txt")).unwrap().lines() {
+        assert!(tests.contains(&format!("{name}(")), "{name} occurs in no test of capi/tests/c");
     }
 }
 
 #[test]
 fn the_wrapper_works_from_cpp() {
     let stage = stage();
-    let Some(program) = build(stage.path(), "wrapper", &["tests/c/wrapper.cpp"]) else { return };
+    let Some(program) = build(stage.path(), "wrapper", &["capi/tests/c/wrapper.cpp"]) else { return };
     print!("{}", run(Command::new(program).arg(tempfile::tempdir().unwrap().path())));
 }
 
@@ -154,7 +150,7 @@ fn examples_take_the_steps_of_the_rust_interface() {
     assert_eq!(same, steps, "the examples in C and C++ differ");
 }
 
-/// The tensors of `tests/c/parity.c`.
+/// The tensors of `capi/tests/c/parity.c`.
 struct Tensors {
     a: Vec<f32>,
     b: Vec<f64>,
@@ -195,7 +191,7 @@ fn hash(bytes: impl Iterator<Item = u8>) -> String {
 #[test]
 fn steps_from_c_have_the_bits_of_the_rust_interface() {
     let stage = stage();
-    let Some(program) = build(stage.path(), "parity", &["tests/c/parity.c"]) else { return };
+    let Some(program) = build(stage.path(), "parity", &["capi/tests/c/parity.c"]) else { return };
     let moments = Moments {
         mean: 2.5,
         variance: 0.01,
@@ -210,7 +206,7 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
     check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into(), 0.0, 0.0);
 }
 
-/// Takes the steps of `tests/c/parity.c` and compares with what it printed.
+/// Takes the steps of `capi/tests/c/parity.c` and compares with what it printed.
 fn check_parity(output: String, method: Method, inv_batch_size: f64, momentum: f64) {
     let mut lines = output.lines();
     let second =

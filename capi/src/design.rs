@@ -4,7 +4,7 @@ use super::model::code;
 use super::pointers::{Out, destroy, shared};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, Result, guard, rfd_status};
-use crate::estimation::{Design, DesignKind, DesignProblem};
+use rfdescent::estimation::{Design, DesignKind, DesignProblem};
 
 /// Spreads the batch sizes out, which is safe against a wrong first guess of the variances. As published.
 pub const RFD_DESIGN_GIBBS: u32 = 0;
