@@ -100,7 +100,7 @@ fn methods() -> Vec<Run> {
             }
         }
     }
-    for averaging in [0.9, 0.0, 0.5] {
+    for averaging in [0.9, 0.0, 0.5, 0.99] {
         for tensorwise in [true, false] {
             for loss_bound in [0.0, -1.0, 1.6] {
                 let name = format!("adaptive/a{averaging}/t{tensorwise}/l{loss_bound}");
