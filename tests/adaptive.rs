@@ -4,9 +4,9 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use rfdescent::covariance::{Family, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, Group, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec,
+    Adaptive, Anisotropy, Group, Method, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -335,14 +335,12 @@ fn a_saved_state_continues_to_the_same_bits() {
 #[test]
 fn a_state_of_the_other_method_is_refused() {
     let values = mixture(0);
-    let momentum = options([Group { momentum: 0.9, ..Group::default() }; 2]);
-    let mut published = Optimizer::new(model(Family::SquaredExponential), momentum, specs(&values)).unwrap();
+    let mut fitted = Optimizer::new(moving(0.9), options([Group::default(); 2]), specs(&values)).unwrap();
     let mut adaptive = optimizer(Adaptive::default(), &values);
     let message = |error: rfdescent::Result<()>| error.unwrap_err().to_string();
-    let (of_published, of_adaptive) =
-        (published.state_to_bytes().unwrap(), adaptive.state_to_bytes().unwrap());
-    assert!(message(adaptive.load_state_from_bytes(&of_published)).contains("RFD as published"));
-    assert!(message(published.load_state_from_bytes(&of_adaptive)).contains("adaptive"));
+    let (of_fitted, of_adaptive) = (fitted.state_to_bytes().unwrap(), adaptive.state_to_bytes().unwrap());
+    assert!(message(adaptive.load_state_from_bytes(&of_fitted)).contains("by the fitted method"));
+    assert!(message(fitted.load_state_from_bytes(&of_adaptive)).contains("by the adaptive method"));
 }
 
 /// The velocity holds an average with another decay: its size would be taken wrongly.
@@ -371,7 +369,7 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
         (r#"\"windows\":0.0"#, r#"\"windows\":-10"#),
     ] {
         let text = saved.load_state_from_bytes(&edited(from, to)).unwrap_err().to_string();
-        assert!(text.contains("`adaptive`") && text.contains("domain"), "{text}");
+        assert!(text.contains("`history`") && text.contains("domain"), "{text}");
     }
     saved.load_state_from_bytes(&state).unwrap();
 }
@@ -425,17 +423,11 @@ fn norm_lock_and_weight_decay_work_along_the_average() {
 }
 
 #[test]
-fn options_of_the_published_method_are_refused_by_name() {
+fn settings_outside_their_domain_or_of_another_method_are_refused_by_name() {
     let new = |adaptive: Adaptive, options: Options| {
         let specs = vec![TensorSpec::new("w", &[2], DType::F32)];
         Optimizer::new(adaptive, options, specs).map(|_| ()).map_err(|e| e.to_string())
     };
-    let wrong = |options| new(Adaptive::default(), options).unwrap_err();
-    let mode = StepRule { mode: StepMode::ARfd, ..StepRule::default() };
-    assert!(wrong(Options { rule: mode, ..Options::default() }).contains("rule"));
-    assert!(wrong(Options { inv_batch_size: 0.5, ..Options::default() }).contains("inv_batch_size"));
-    let groups = vec![Group { momentum: 0.5, ..Group::default() }];
-    assert!(wrong(Options { groups, ..Options::default() }).contains("groups[0].momentum"));
     for averaging in [-0.1, 1.0, f64::NAN] {
         let adaptive = Adaptive { averaging, ..Adaptive::default() };
         assert!(new(adaptive, Options::default()).unwrap_err().contains("averaging"));
@@ -445,9 +437,16 @@ fn options_of_the_published_method_are_refused_by_name() {
         assert!(new(adaptive, Options::default()).unwrap_err().contains("loss_bound"));
     }
     let mut optimizer = optimizer(Adaptive::default(), &[Owned::F32(vec![0.0; 2])]);
-    assert!(optimizer.set_inv_batch_size(0.5).unwrap_err().to_string().contains("inv_batch_size"));
-    let group = Group { momentum: 0.5, ..Group::default() };
-    assert!(optimizer.set_group(1, group).unwrap_err().to_string().contains("groups[1].momentum"));
+    for (name, method) in [
+        ("adaptive method", moving(0.0).into()),
+        ("averaging", Method::from(Adaptive { averaging: 0.5, ..Adaptive::default() })),
+        ("loss_bound", Adaptive { loss_bound: -1.0, ..Adaptive::default() }.into()),
+        ("anisotropy", Adaptive { anisotropy: Anisotropy::Isotropic, ..Adaptive::default() }.into()),
+    ] {
+        let message = optimizer.set_method(method).unwrap_err().to_string();
+        assert!(message.contains(name), "{message}");
+    }
+    optimizer.set_method(Adaptive::default()).unwrap();
     let norm = optimizer.local_squared_norm(&[GradRef::Missing]).unwrap_err();
     assert!(norm.to_string().contains("adaptive"), "{norm}");
 }

@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model};
+use rfdescent::optimizer::Fitted;
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -132,4 +133,9 @@ pub fn moments() -> Moments {
 
 pub fn model(family: Family) -> Model {
     Model::new(family, moments()).unwrap()
+}
+
+/// Its method, with momentum.
+pub fn moving(momentum: f64) -> Fitted {
+    Fitted::new(model(Family::SquaredExponential)).with_momentum(momentum)
 }
