@@ -1,5 +1,6 @@
-//! Programs in C and C++ against the shared library: the tests of `capi/tests/c`, and the examples, whose steps have to be those of
-//! the Rust interface to the last bit. `scripts/check-c` runs the same programs under sanitizers and valgrind.
+//! Programs in C and C++ against the shared library: the tests of `capi/tests/c`, and the examples, whose
+//! steps have to be those of the Rust interface to the last bit. `scripts/check-c` runs the same programs
+//! under sanitizers and valgrind.
 #![cfg(target_os = "linux")]
 
 use std::ffi::OsString;
@@ -23,7 +24,8 @@ fn stage() -> tempfile::TempDir {
     folder
 }
 
-/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is missing.
+/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is
+/// missing.
 fn compiler(variable: &str, usual: &str) -> Option<String> {
     let name = std::env::var(variable).unwrap_or(usual.into());
     let found = Command::new(&name).arg("--version").output().is_ok();
@@ -201,7 +203,7 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
         dims: 79_430,
     };
     let model = Model::new(Family::RationalQuadratic { beta: 1.0 }, moments).unwrap();
-    check_parity(run(Command::new(&program).arg("published")), model.into(), 1.0 / 128.0, 0.9);
+    check_parity(run(Command::new(&program).arg("fitted")), model.into(), 1.0 / 128.0, 0.9);
     let adaptive = Adaptive { averaging: 0.8, loss_bound: -2.0, ..Adaptive::default() };
     check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into(), 0.0, 0.0);
 }

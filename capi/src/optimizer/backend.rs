@@ -6,7 +6,7 @@ use std::path::Path;
 use super::super::pointers::Array;
 use super::super::status::Result;
 use super::structs::{rfd_step_input, rfd_tensor};
-use rfdescent::optimizer::{Group, Options, StepReport};
+use rfdescent::optimizer::{Group, Method, Options, StepReport};
 
 /// The tensors of one step, in the order of the specs.
 #[derive(Clone, Copy)]
@@ -17,10 +17,11 @@ pub(super) struct Tensors<'a> {
 
 /// An optimizer on the CPU or on a device.
 ///
-/// # Safety
-/// Callers of the unsafe functions vouch for the memory that tensors and input point to, until the step is done: valid for
-/// as many elements as they say, not used by anyone else while parameters are written, gradients not written.
+/// # Safety Callers of the unsafe functions vouch for the memory that tensors and input point to, until the
+/// step is done: valid for as many elements as they say, not used by anyone else while parameters are
+/// written, gradients not written.
 pub(super) trait Backend: Send {
+    fn method(&self) -> &Method;
     fn options(&self) -> &Options;
     fn set_multiplier(&mut self, multiplier: f64, stream: *mut c_void) -> Result<()>;
     fn set_inv_batch_size(&mut self, inv_batch_size: f64, stream: *mut c_void) -> Result<()>;

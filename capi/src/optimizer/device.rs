@@ -9,7 +9,7 @@ use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CUDA, dtype, rfd_step_input, rfd_tensor};
 use rfdescent::device::Stream;
 use rfdescent::optimizer::{
-    DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Options, StepReport, TensorSpec,
+    DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Method, Options, StepReport, TensorSpec,
 };
 
 pub(super) struct OnDevice {
@@ -111,6 +111,10 @@ fn device_input(input: &rfd_step_input) -> Result<DeviceInput> {
 }
 
 impl Backend for OnDevice {
+    fn method(&self) -> &Method {
+        self.optimizer.method()
+    }
+
     fn options(&self) -> &Options {
         self.optimizer.options()
     }
@@ -136,7 +140,8 @@ impl Backend for OnDevice {
     ) -> Result<Option<StepReport>> {
         let input = device_input(input)?;
         self.addresses(tensors.params, Some(tensors.grads))?;
-        // SAFETY: lengths and formats were compared with the specs; the caller vouches for the memory and the stream.
+        // SAFETY: lengths and formats were compared with the specs; the caller vouches for the memory and the
+        // stream.
         unsafe {
             match norm {
                 None => self.optimizer.step(&self.tensors, &input, stream(on))?,

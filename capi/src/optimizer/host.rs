@@ -10,7 +10,7 @@ use super::super::pointers::{Array, no_stream};
 use super::super::status::{Failure, RFD_ERROR_NULL, RFD_ERROR_TENSOR, Result};
 use super::backend::{Backend, Tensors};
 use super::structs::{RFD_DEVICE_CPU, dtype, rfd_step_input, rfd_tensor};
-use rfdescent::optimizer::{Group, Optimizer, Options, SquaredNorm, StepInput, StepReport};
+use rfdescent::optimizer::{Group, Method, Optimizer, Options, SquaredNorm, StepInput, StepReport};
 use rfdescent::{DType, GradRef, ParamMut};
 
 pub(super) struct Host {
@@ -64,9 +64,8 @@ fn locate(name: &str, what: &str, tensor: &rfd_tensor) -> Result<Option<Memory>>
     }
 }
 
-/// # Safety
-/// [`locate`] has accepted the tensor. Its memory is null or valid for reads and writes of its elements for `'a`, and used by
-/// no one else.
+/// # Safety [`locate`] has accepted the tensor. Its memory is null or valid for reads and writes of its
+/// elements for `'a`, and used by no one else.
 unsafe fn param<'a>(tensor: &rfd_tensor) -> Result<ParamMut<'a>> {
     let (dtype, data, count) = (dtype(tensor.dtype)?, tensor.data, tensor.count as usize);
     if data.is_null() {
@@ -77,8 +76,8 @@ unsafe fn param<'a>(tensor: &rfd_tensor) -> Result<ParamMut<'a>> {
             DType::BF16 => ParamMut::BF16(&mut []),
         });
     }
-    // SAFETY: alignment and size are those that `locate` checked; every bit pattern is a number; the caller vouches for the
-    // rest.
+    // SAFETY: alignment and size are those that `locate` checked; every bit pattern is a number; the caller
+    // vouches for the rest.
     Ok(unsafe {
         match dtype {
             DType::F32 => std::slice::from_raw_parts_mut(data.cast::<f32>(), count).into(),
@@ -89,8 +88,8 @@ unsafe fn param<'a>(tensor: &rfd_tensor) -> Result<ParamMut<'a>> {
     })
 }
 
-/// # Safety
-/// [`locate`] has accepted the tensor. Its memory is null or valid for reads of its elements for `'a`, and written by no one.
+/// # Safety [`locate`] has accepted the tensor. Its memory is null or valid for reads of its elements for
+/// `'a`, and written by no one.
 unsafe fn grad<'a>(tensor: &rfd_tensor) -> Result<GradRef<'a>> {
     let (dtype, data, count) = (dtype(tensor.dtype)?, tensor.data, tensor.count as usize);
     if data.is_null() {
@@ -142,8 +141,8 @@ impl Host {
         }
         let (mut params, mut grads) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (p, g) in pairs() {
-            // SAFETY: the descriptors were checked above, and that no parameter overlaps another or a gradient; the caller
-            // vouches that the memory is there.
+            // SAFETY: the descriptors were checked above, and that no parameter overlaps another or a
+            // gradient; the caller vouches that the memory is there.
             unsafe {
                 params.push(param(&p?)?);
                 grads.push(grad(&g?)?);
@@ -203,6 +202,10 @@ fn step_input(input: &rfd_step_input) -> Result<StepInput> {
 }
 
 impl Backend for Host {
+    fn method(&self) -> &Method {
+        self.optimizer.method()
+    }
+
     fn options(&self) -> &Options {
         self.optimizer.options()
     }
@@ -236,7 +239,8 @@ impl Backend for Host {
         let report = match norm {
             None => self.optimizer.step(&mut params, &grads, &input)?,
             Some(norm) => {
-                // SAFETY: checked by the caller of this function to be not null and aligned; valid, the header says.
+                // SAFETY: checked by the caller of this function to be not null and aligned; valid, the
+                // header says.
                 let [euclidean, sigma] = unsafe { norm.cast::<[f64; 2]>().read() };
                 let norm = SquaredNorm { euclidean, sigma };
                 self.optimizer.step_with_norm(&mut params, &grads, norm, &input)?

@@ -3,6 +3,7 @@
 mod adaptive;
 mod backend;
 mod device;
+mod fitted;
 mod host;
 mod structs;
 
@@ -11,21 +12,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use self::adaptive::*;
 use self::backend::{Backend, Tensors};
+pub use self::fitted::*;
 use self::host::Host;
 pub use self::structs::*;
 use super::buffer::rfd_buffer;
-use super::model::rfd_model;
 use super::pointers::{
     Array, Out, OutStruct, Versioned, destroy, lock, no_stream, path, read, shared, slice,
 };
-use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
+use super::status::{Failure, RFD_ERROR_NULL, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
 use rfdescent::device::{Device, StatusReader};
 use rfdescent::optimizer::DeviceOptimizer;
 use rfdescent::optimizer::{Group, Method, Optimizer, StepReport};
 
-/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call while
-/// another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_status and rfd_optimizer_wait may be called at any time.
-/// Different optimizers are independent.
+/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a
+/// time: a call while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and
+/// rfd_optimizer_wait_report may be called at any time. Different optimizers are independent.
 pub struct rfd_optimizer {
     backend: Mutex<Box<dyn Backend>>,
     status: Status,
@@ -97,18 +98,22 @@ unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
 /// # Safety
 /// `options` and `specs` are what the header says of them.
 unsafe fn create(
-    method: Method,
+    method: impl Into<Method>,
+    fitted: Option<&Fitted>,
     options: *const rfd_optimizer_options,
     specs: *const rfd_tensor_spec,
     count: usize,
 ) -> Result<rfd_optimizer> {
     // SAFETY: the caller vouches for both, and for what they point to.
-    let (options, converted, specs) = unsafe {
+    let (options, mut converted, specs) = unsafe {
         let options = read_or_default(options)?;
         let specs = Array::new(specs, count, "specs")?;
         let converted = options.convert()?;
         (options, converted, specs.iter().map(|spec| spec?.convert()).collect::<Result<Vec<_>>>()?)
     };
+    if let Some(fitted) = fitted {
+        fitted.add_to(&mut converted)?;
+    }
     match options.device_kind {
         RFD_DEVICE_CPU if options.device_index != 0 => {
             Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"))
@@ -127,19 +132,19 @@ unsafe fn create(
     }
 }
 
-/// Makes an optimizer for `count` tensors, whose order every step follows.
+/// Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
 ///
-/// `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be when `count` is 0. All inputs
-/// are copied; the model may be freed afterwards. On success `*optimizer` is a new handle that the caller frees with
-/// rfd_optimizer_destroy.
+/// `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
+/// when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
+/// new handle that the caller frees with rfd_optimizer_destroy.
 ///
-/// Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during calls only.
-/// RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that is listed twice or whose group
-/// does not exist; RFD_ERROR_DEVICE says why a device can't be used, RFD_ERROR_UNSUPPORTED that the library was built without
-/// that kind.
+/// Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
+/// calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
+/// is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
+/// RFD_ERROR_UNSUPPORTED that the library was built without that kind.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_create(
-    model: *const rfd_model,
+pub unsafe extern "C" fn rfd_fitted_optimizer_create(
+    fitted: *const rfd_fitted,
     options: *const rfd_optimizer_options,
     specs: *const rfd_tensor_spec,
     count: usize,
@@ -147,20 +152,22 @@ pub unsafe extern "C" fn rfd_optimizer_create(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (model, out) = unsafe { (shared(model, "model")?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: as above.
-        out.set_handle(unsafe { create(model.model.clone().into(), options, specs, count)? });
+        let (fitted, out) = unsafe { (read(fitted)?.convert()?, Out::new(optimizer, "optimizer")?) };
+        let Some(model) = fitted.model.clone() else {
+            return Err(Failure::new(RFD_ERROR_NULL, "model is null"));
+        };
+        // SAFETY: the header says so of the options and the specs.
+        out.set_handle(unsafe { create(model, Some(&fitted), options, specs, count)? });
         Ok(())
     })
 }
 
-/// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training itself, without a
-/// fitted model. Otherwise as rfd_optimizer_create.
+/// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
+/// itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
 ///
-/// `adaptive` may be null, for the defaults. RFD_ERROR_INVALID_ARGUMENT also for options of RFD as published: `mode`,
-/// `conservatism`, `inv_batch_size`, and `momentum` of groups, as gradients are averaged already. The halves of sharded steps,
-/// rfd_optimizer_squared_norm and rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors.
-/// A saved state can be loaded into an optimizer of the same method only.
+/// `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
+/// rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
+/// be loaded into an optimizer of the same method only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
     adaptive: *const rfd_adaptive,
@@ -172,14 +179,14 @@ pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (adaptive, out) = unsafe { (read_or_default(adaptive)?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: as above.
-        out.set_handle(unsafe { create(adaptive.convert()?.into(), options, specs, count)? });
+        // SAFETY: the header says so of the options and the specs.
+        out.set_handle(unsafe { create(adaptive.convert()?, None, options, specs, count)? });
         Ok(())
     })
 }
 
-/// Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory; captured steps
-/// must not be replayed any more. Parameters and gradients stay the caller's.
+/// Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
+/// captured steps must not be replayed any more. Parameters and gradients stay the caller's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_destroy(optimizer: *mut rfd_optimizer) {
     // SAFETY: null, or a handle that its owner uses no more.
@@ -212,8 +219,8 @@ impl<'a> StepArguments<'a> {
         }
     }
 
-    /// # Safety
-    /// As [`Backend::step`]; `input` and `report` are null or point to structs whose size says how long they are.
+    /// # Safety As [`Backend::step`]; `input` and `report` are null or point to structs whose size says how
+    /// long they are.
     unsafe fn step(
         self,
         norm: Option<*const f64>,
@@ -225,7 +232,7 @@ impl<'a> StepArguments<'a> {
         let (input, out) =
             unsafe { (read(input)?, if report.is_null() { None } else { Some(OutStruct::new(report)?) }) };
         if out.is_some() && !matches!(self.optimizer.status, Status::Host(_)) {
-            let expected = "must be null: a step on a device is only queued; ask rfd_optimizer_status";
+            let expected = "must be null: a step on a device is only queued; ask rfd_optimizer_report";
             return Err(Failure::invalid("report", format!("{report:p}"), expected));
         }
         let mut backend = self.optimizer.lock()?;
@@ -243,20 +250,20 @@ impl<'a> StepArguments<'a> {
 
 /// One step: norm, step size, update of all parameters.
 ///
-/// `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied. Parameters and
-/// gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null, but `params` and `grads` may be
-/// when `count` is 0.
+/// `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied.
+/// Parameters and gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null,
+/// but `params` and `grads` may be when `count` is 0.
 ///
-/// On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set `report->size` before. On a
-/// CUDA device `stream` is a CUstream or cudaStream_t of the device's primary context (null, 1 and 2 are the default
-/// streams), and `report` is null: the step is queued there and nothing waits for it, so parameters must stay allocated, and
-/// gradients unchanged, until the stream has done it. It can be captured in a CUDA graph; then call
-/// rfd_optimizer_init_master_weights before, if there are master weights. Steps of one optimizer go to one stream, or to
-/// streams that the caller orders.
+/// On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set
+/// `report->size` before. On a CUDA device `stream` is a CUstream or cudaStream_t of the device's primary
+/// context (null, 1 and 2 are the default streams), and `report` is null: the step is queued there and
+/// nothing waits for it, so parameters must stay allocated, and gradients unchanged, until the stream has
+/// done it. It can be captured in a CUDA graph; then call rfd_optimizer_init_master_weights before, if there
+/// are master weights. Steps of one optimizer go to one stream, or to streams that the caller orders.
 ///
-/// One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK, nothing has changed,
-/// and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device or alignment is wrong, or that
-/// shares memory with another one; nothing has changed then.
+/// One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK,
+/// nothing has changed, and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device
+/// or alignment is wrong, or that shares memory with another one; nothing has changed then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_step(
     optimizer: *mut rfd_optimizer,
@@ -275,11 +282,12 @@ pub unsafe extern "C" fn rfd_optimizer_step(
 
 /// The first half of a step in sharded training: squared norms of this rank's gradients.
 ///
-/// On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device memory on a device:
-/// the squared norm over the tensors that count, and the same with length-scale factors. The caller adds them up over all
-/// ranks, there or elsewhere, and passes the sums to rfd_optimizer_step_with_norm. They are valid until the next step or
-/// half of one. No pointer may be null, except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold.
-/// One thread at a time.
+/// On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
+/// memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
+/// The caller adds them up over all ranks, there or elsewhere, and passes the sums to
+/// rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
+/// except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
+/// time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_squared_norm(
     optimizer: *mut rfd_optimizer,
@@ -300,11 +308,12 @@ pub unsafe extern "C" fn rfd_optimizer_squared_norm(
     })
 }
 
-/// The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on the device for a
-/// device. Every rank must give the same norm and input; then all take bitwise the same step.
+/// The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
+/// the device for a device. Every rank must give the same norm and input; then all take bitwise the same
+/// step.
 ///
-/// `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock or the
-/// method is adaptive: a shard does not know the norms that they need.
+/// `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
+/// lock or the method is adaptive: a shard does not know the norms that they need.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     optimizer: *mut rfd_optimizer,
@@ -325,10 +334,11 @@ pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     })
 }
 
-/// Fills the master weights from the parameters: on a device before a first step that is captured in a graph. On the CPU it
-/// does nothing, as the first step fills them.
+/// Fills the master weights from the parameters: on a device before a first step that is captured in a graph.
+/// On the CPU it does nothing, as the first step fills them.
 ///
-/// `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One thread at a time.
+/// `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One
+/// thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_init_master_weights(
     optimizer: *mut rfd_optimizer,
@@ -345,12 +355,12 @@ pub unsafe extern "C" fn rfd_optimizer_init_master_weights(
     })
 }
 
-/// What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set `report->size`
-/// before the call.
+/// What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
+/// `report->size` before the call.
 ///
 /// No pointer may be null. Any thread, also while a step runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_status(
+pub unsafe extern "C" fn rfd_optimizer_report(
     optimizer: *const rfd_optimizer,
     report: *mut rfd_step_report,
 ) -> rfd_status {
@@ -362,12 +372,12 @@ pub unsafe extern "C" fn rfd_optimizer_status(
     })
 }
 
-/// Waits for all work on the stream, then as rfd_optimizer_status.
+/// Waits for all work on the stream, then as rfd_optimizer_report.
 ///
-/// No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the driver reports,
-/// which may come from work queued earlier.
+/// No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the
+/// driver reports, which may come from work queued earlier.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_wait(
+pub unsafe extern "C" fn rfd_optimizer_wait_report(
     optimizer: *const rfd_optimizer,
     stream: *mut c_void,
     report: *mut rfd_step_report,
@@ -381,11 +391,11 @@ pub unsafe extern "C" fn rfd_optimizer_wait(
     })
 }
 
-/// Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's work, for
-/// replays of captured steps too.
+/// Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
+/// work, for replays of captured steps too.
 ///
-/// `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time. RFD_ERROR_INVALID_ARGUMENT for a
-/// negative or non-finite number.
+/// `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time.
+/// RFD_ERROR_INVALID_ARGUMENT for a negative or non-finite number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
     optimizer: *mut rfd_optimizer,
@@ -398,17 +408,23 @@ pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
     })
 }
 
-/// Sets 1/b for gradients of batches of b examples, or 0 for no noise, from the next step on. Otherwise as
-/// rfd_optimizer_set_multiplier.
+/// Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
+/// model. All else must be as it was when the optimizer was made; `model` may be null.
+/// RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
+/// rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
+/// again.
+///
+/// `fitted` must not be null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_set_inv_batch_size(
+pub unsafe extern "C" fn rfd_optimizer_set_fitted(
     optimizer: *mut rfd_optimizer,
-    inv_batch_size: f64,
+    fitted: *const rfd_fitted,
     stream: *mut c_void,
 ) -> rfd_status {
     guard(|| {
-        // SAFETY: null or a live handle, says the header.
-        unsafe { shared(optimizer, "optimizer")? }.lock()?.set_inv_batch_size(inv_batch_size, stream)
+        // SAFETY: the header says what these may point to.
+        let (optimizer, fitted) = unsafe { (shared(optimizer, "optimizer")?, read(fitted)?.convert()?) };
+        fitted.set(&mut **optimizer.lock()?, stream)
     })
 }
 
@@ -431,7 +447,8 @@ pub unsafe extern "C" fn rfd_optimizer_set_weight_decay(
 }
 
 /// Sets all settings of one group from the next step on. `settings` must not be null. Otherwise as
-/// rfd_optimizer_set_multiplier; on a device switching momentum or norm lock on or off means that steps must be captured again.
+/// rfd_optimizer_set_multiplier; on a device switching norm lock on or off means that steps must be captured
+/// again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_set_group(
     optimizer: *mut rfd_optimizer,
@@ -442,15 +459,17 @@ pub unsafe extern "C" fn rfd_optimizer_set_group(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, settings) = unsafe { (shared(optimizer, "optimizer")?, read(settings)?) };
-        optimizer.lock()?.set_group(group, settings.convert()?, stream)
+        let mut backend = optimizer.lock()?;
+        let momentum = backend.options().groups.get(group).map_or(0.0, |group| group.momentum);
+        backend.set_group(group, Group { momentum, ..settings.convert()? }, stream)
     })
 }
 
-/// Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it waits for the
-/// stream.
+/// Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
+/// waits for the stream.
 ///
-/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
-/// can't be written.
+/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+/// when the file can't be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_save_state(
     optimizer: *const rfd_optimizer,
@@ -464,12 +483,12 @@ pub unsafe extern "C" fn rfd_optimizer_save_state(
     })
 }
 
-/// Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the stream, and steps
-/// must be captured again.
+/// Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the
+/// stream, and steps must be captured again.
 ///
-/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
-/// can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is damaged, of another version, or which
-/// tensor differs; the optimizer is as it was then.
+/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+/// when the file can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is
+/// damaged, of another version, or which tensor differs; the optimizer is as it was then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_load_state(
     optimizer: *mut rfd_optimizer,
@@ -485,8 +504,8 @@ pub unsafe extern "C" fn rfd_optimizer_load_state(
 
 /// The state as the bytes of a safetensors file. On a device it waits for the stream.
 ///
-/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new buffer that the caller
-/// frees with rfd_buffer_destroy. One thread at a time.
+/// No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new
+/// buffer that the caller frees with rfd_buffer_destroy. One thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_get_state(
     optimizer: *const rfd_optimizer,
