@@ -9,44 +9,43 @@ pub use crate::backend::executor::{Device, DeviceBuffer, Stream};
 #[cfg(feature = "shim")]
 #[doc(hidden)]
 pub use crate::backend::shim::{Counts, Shim, ShimOptions};
-pub use crate::optimizer::device::StatusReader;
 
 /// Where steps can run.
 #[derive(Clone, Debug)]
-pub enum Backend {
+pub enum Target {
     /// On the processor: [`Optimizer`](crate::optimizer::Optimizer).
     Cpu,
     /// On a device: [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer).
     Device(Device),
 }
 
-/// A backend that was chosen, and why. As text it says both.
+/// A target that was chosen, and why. As text it says both.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// The backend.
-    pub backend: Backend,
+    /// The target.
+    pub target: Target,
     /// Why it and no other.
     pub reason: String,
 }
 
-impl Backend {
+impl Target {
     /// The first CUDA device if there is one that can be used, else the CPU, with the reason. Never fails.
     pub fn auto() -> Choice {
         match crate::cuda::device(0) {
             Ok(device) => {
                 let reason = "the first CUDA device is usable".into();
-                Choice { backend: Backend::Device(device), reason }
+                Choice { target: Target::Device(device), reason }
             }
-            Err(error) => Choice { backend: Backend::Cpu, reason: error.to_string() },
+            Err(error) => Choice { target: Target::Cpu, reason: error.to_string() },
         }
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.backend {
-            Backend::Cpu => write!(f, "CPU: {}", self.reason),
-            Backend::Device(device) => write!(f, "{}: {}", device.name(), self.reason),
+        match &self.target {
+            Target::Cpu => write!(f, "CPU: {}", self.reason),
+            Target::Device(device) => write!(f, "{}: {}", device.name(), self.reason),
         }
     }
 }

@@ -17,6 +17,30 @@ pub enum DType {
     BF16,
 }
 
+impl DType {
+    /// Bytes of an element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F16 | DType::BF16 => 2,
+            DType::F32 => 4,
+            DType::F64 => 8,
+        }
+    }
+
+    /// Whether it is a half-precision format, whose parameters may have master weights.
+    pub const fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
+    /// The format of the velocities of parameters of this one: f64 for f64, else f32.
+    pub const fn state(self) -> DType {
+        match self {
+            DType::F64 => DType::F64,
+            DType::F32 | DType::F16 | DType::BF16 => DType::F32,
+        }
+    }
+}
+
 impl std::fmt::Display for DType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -45,6 +45,35 @@ pub(crate) enum Instance {
     Generic,
 }
 
+/// What the sums and the decision of kernels are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A fitted model.
+    Fitted,
+    /// A fitted model with conservatism.
+    Conservative,
+    /// The adaptive method along the gradient.
+    Adaptive,
+    /// The adaptive method along the averaged gradient.
+    Averaged,
+}
+
+impl Kind {
+    /// Whether the decision needs the squared norm of each new velocity beside that of the gradient.
+    pub fn sums_directions(self) -> bool {
+        self == Kind::Averaged
+    }
+
+    /// Sums per chunk.
+    pub fn sums(self, norm_lock: bool) -> u32 {
+        match self {
+            _ if norm_lock => 4,
+            _ if self.sums_directions() => 2,
+            _ => 1,
+        }
+    }
+}
+
 /// A kernel, by its place in [`Kernel::NAMES`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernel(usize);

@@ -19,5 +19,6 @@ pub(crate) mod cuda;
 // Only a backend that executes builds some of it.
 #[cfg_attr(not(any(feature = "cuda", feature = "shim")), allow(dead_code))]
 pub(crate) mod executor;
+pub(crate) mod memory;
 #[cfg(feature = "shim")]
 pub(crate) mod shim;

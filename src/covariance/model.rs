@@ -118,7 +118,7 @@ impl Model {
     /// [`sigma_norm`](super::sigma_norm).
     ///
     /// The model only carries the factors, also through files; an optimizer gets them by
-    /// [`Options::per_tensor`](crate::optimizer::Options::per_tensor).
+    /// [`Fitted::per_tensor`](crate::optimizer::Fitted::per_tensor).
     ///
     /// # Errors
     /// [`Error::Tensor`] names a tensor that is listed twice, has no elements or a factor outside its domain;
@@ -155,6 +155,14 @@ impl Model {
     /// s, the length that is 1 in the covariance's own units.
     pub fn length_scale(&self) -> f64 {
         self.inner.length_scale
+    }
+
+    /// Whether both give the same steps: they are one and the same, or have equal built-in covariances, moments and tensors.
+    pub(crate) fn is_same(&self, other: &Model) -> bool {
+        let (one, two) = (&*self.inner, &*other.inner);
+        Arc::ptr_eq(&self.inner, &other.inner)
+            || one.family.is_some()
+                && (one.family, &one.moments, &one.tensors) == (two.family, &two.moments, &two.tensors)
     }
 
     /// −ρ'(0) of the correlation, in units of the length scale.

@@ -1,10 +1,9 @@
 //! From norms and loss to the scalars of the update. Plain f64 arithmetic (add, multiply, divide, square root), in one
 //! fixed order, so that a GPU can repeat it bit for bit.
 
-use super::report::{SkipReason, StepInput};
-use super::{Group, Options};
+use super::options::Group;
+use super::report::StepInput;
 use crate::backend::cpu::{LockSums, UpdateScalars};
-use crate::covariance::{Model, Observation};
 use crate::numeric::{exponent_of, power_of_two};
 
 /// ‖g‖² and Σ f²‖g_k‖² of the scaled gradients, each times 4^exponent.
@@ -59,39 +58,31 @@ pub(super) struct Decision {
 /// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
 const COMFORTABLE_EXPONENT: i32 = 32;
 
-/// The step for given norms, or why there is none.
-pub(super) fn decide(
-    model: &Model,
-    options: &Options,
-    norms: Norms,
-    input: &StepInput,
-) -> Result<Decision, SkipReason> {
-    let observation =
-        Observation { loss: input.loss, grad_norm: norms.sigma, inv_batch_size: options.inv_batch_size };
-    let step = model.step(&observation, &options.rule)?;
-    let step_size = (step.step_size * options.multiplier).min(options.max_step_size.unwrap_or(f64::MAX));
-    let exponent = exponent_of(norms.scaled_sigma);
-    let prescale = if exponent.abs() <= COMFORTABLE_EXPONENT {
-        1.0
-    } else {
-        // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
-        power_of_two((-exponent).clamp(-126, 126))
-    };
-    Ok(Decision {
-        theta: step.theta,
-        sigma_norm: norms.sigma,
-        step_size,
-        learning_rate: (step_size / norms.sigma).min(f64::MAX),
-        prescaled_rate: step_size / (norms.scaled_sigma * prescale),
-        prescale,
-        unscale: 1.0 / input.grad_scale,
-        grad_norm: norms.euclidean,
-    })
-}
-
 impl Decision {
-    /// A step of the adaptive method: along the averaged gradient, or along the gradient itself where nothing is averaged.
-    pub(super) fn adaptive(
+    /// A step along the gradient.
+    pub(super) fn along_gradient(theta: f64, step_size: f64, norms: Norms, input: &StepInput) -> Self {
+        let exponent = exponent_of(norms.scaled_sigma);
+        let prescale = if exponent.abs() <= COMFORTABLE_EXPONENT {
+            1.0
+        } else {
+            // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
+            power_of_two((-exponent).clamp(-126, 126))
+        };
+        Self {
+            theta,
+            sigma_norm: norms.sigma,
+            step_size,
+            learning_rate: (step_size / norms.sigma).min(f64::MAX),
+            prescaled_rate: step_size / (norms.scaled_sigma * prescale),
+            prescale,
+            unscale: 1.0 / input.grad_scale,
+            grad_norm: norms.euclidean,
+        }
+    }
+
+    /// A step along the averaged gradient, or along the gradient itself where nothing is averaged; `sigma_norm` is that of
+    /// the average.
+    pub(super) fn along_average(
         step_size: f64,
         sigma_norm: f64,
         learning_rate: f64,
@@ -112,23 +103,23 @@ impl Decision {
     }
 
     /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning rate.
-    pub(super) fn fits_velocities(&self, group: &Group, scale: f64) -> bool {
+    pub(super) fn fits_velocities(&self, group: &Group, velocity_decay: f64, scale: f64) -> bool {
         const LARGEST: f64 = f32::MAX as f64;
-        group.momentum == 0.0
-            || self.grad_norm <= LARGEST * (1.0 - group.momentum)
-                && self.scalars(group, scale).coefficient <= LARGEST
+        velocity_decay == 0.0
+            || self.grad_norm <= LARGEST * (1.0 - velocity_decay)
+                && self.scalars(group, velocity_decay, scale).coefficient <= LARGEST
     }
 
     /// The update of a tensor of the given group, with a scale of its own; norm lock comes on top with [`lock`].
-    pub(super) fn scalars(&self, group: &Group, scale: f64) -> UpdateScalars {
+    pub(super) fn scalars(&self, group: &Group, velocity_decay: f64, scale: f64) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
-        let rate = if group.momentum > 0.0 { self.learning_rate } else { self.prescaled_rate };
+        let rate = if velocity_decay > 0.0 { self.learning_rate } else { self.prescaled_rate };
         let shrink = self.learning_rate * group.multiplier * group.weight_decay;
         UpdateScalars {
             decay: (1.0 - shrink).max(0.0),
             coefficient: rate * factor * scale,
             prescale: self.prescale,
-            momentum: group.momentum,
+            velocity_decay,
             unscale: self.unscale,
         }
     }
@@ -136,7 +127,7 @@ impl Decision {
 
 /// Scales the update so that the parameter keeps its norm: ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ + β²‖d‖².
 pub(super) fn lock(scalars: UpdateScalars, sums: LockSums) -> UpdateScalars {
-    let (alpha, beta) = if scalars.momentum > 0.0 {
+    let (alpha, beta) = if scalars.velocity_decay > 0.0 {
         (scalars.decay, scalars.coefficient)
     } else {
         (scalars.decay, scalars.coefficient * scalars.prescale)

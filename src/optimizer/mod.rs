@@ -1,29 +1,35 @@
-//! The optimizer: joins a fitted covariance model with a backend.
+//! The optimizer: decides how far to go, and lets a backend do it.
 //!
-//! A step is three things: the backend sums ‖g_k‖² of every tensor, `decision` turns norms and loss into a step
-//! size and each tensor's scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no
-//! velocity and no count of applied steps.
+//! A step is three things: the backend sums ‖g_k‖² of every tensor (with the adaptive method also the squared norms of the
+//! averaged gradients), the [`method`] turns sums and loss into a step size and each tensor's scalars, the backend applies
+//! them. All or nothing: a skipped step changes no parameter, no velocity and no count of applied steps.
+//!
+//! [`core`] is what all optimizers have in common, [`host`] and [`device`] are what differs with the place of the tensors, and
+//! [`any`] is either, for front ends. What differs by method stands in [`method`] alone.
 
-pub(crate) mod adaptive;
+mod any;
+pub(crate) mod core;
 mod decision;
 pub(crate) mod device;
 mod host;
-mod method;
+pub(crate) mod method;
 mod options;
+mod raw;
+mod reader;
 mod report;
 mod spec;
-pub(crate) mod state_file;
+mod state;
 
-use std::collections::HashSet;
-
-pub use device::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor};
+pub use any::AnyOptimizer;
+pub use core::Core;
+pub use device::DeviceOptimizer;
 pub use host::Optimizer;
-pub use method::{Adaptive, Anisotropy, Method};
+pub use method::{Adaptive, Anisotropy, Fitted, Method};
 pub use options::{Group, Options};
+pub use raw::{RawInput, RawNumber, RawTensor};
+pub use reader::ReportReader;
 pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
-
-use crate::error::{Error, Result};
 
 /// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all ranks, then
 /// give the sum to [`Optimizer::step_with_norm`].
@@ -33,44 +39,4 @@ pub struct SquaredNorm {
     pub euclidean: f64,
     /// Σ f²‖g_k‖² over the same tensors.
     pub sigma: f64,
-}
-
-/// Checks options and tensors before an optimizer is made of them; the lengths of the tensors.
-pub(crate) fn validate(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
-    options.validate()?;
-    let mut names = HashSet::new();
-    specs
-        .iter()
-        .map(|spec| {
-            if !names.insert(&spec.name) {
-                return Err(Error::tensor(
-                    &spec.name,
-                    "is listed twice; give each tensor once, by a name of its own",
-                ));
-            }
-            if spec.group >= options.groups.len() {
-                let problem =
-                    format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
-                return Err(Error::tensor(&spec.name, problem));
-            }
-            let len = spec.len()?;
-            if spec.offset.checked_add(len as u64).is_none() {
-                return Err(Error::tensor(
-                    &spec.name,
-                    format!("ends beyond 2^64 elements, at offset {}", spec.offset),
-                ));
-            }
-            Ok(len)
-        })
-        .collect()
-}
-
-/// An error if a group has norm lock, in sharded training.
-pub(crate) fn refuse_norm_lock(options: &Options) -> Result<()> {
-    if options.groups.iter().any(|group| group.norm_lock) {
-        let expected =
-            "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
-        return Err(Error::invalid("norm_lock", true, expected));
-    }
-    Ok(())
 }

@@ -1,19 +1,11 @@
 //! What a user can set, with defaults that need no tuning.
 
-use std::collections::HashMap;
-
-use super::TensorSpec;
-use crate::covariance::{StepRule, TensorFactor, is_factor, validate_inv_batch_size};
+use crate::covariance::is_factor;
 use crate::error::{Error, Result};
 
-/// Options of an [`Optimizer`](super::Optimizer). The defaults are RFD as published.
+/// Options of an [`Optimizer`](super::Optimizer), whatever its method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism.
-    pub rule: StepRule,
-    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of the gradients.
-    /// 0, the default, treats loss and gradient as noiseless.
-    pub inv_batch_size: f64,
     /// Multiplies the step size; for schedulers. The reported learning rate includes it. Default 1.
     pub multiplier: f64,
     /// The step size times the multiplier is cut to this. Default: no cap.
@@ -30,8 +22,6 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            rule: StepRule::default(),
-            inv_batch_size: 0.0,
             multiplier: 1.0,
             max_step_size: None,
             stochastic_rounding: None,
@@ -49,9 +39,6 @@ pub struct Group {
     pub length_scale_factor: f64,
     /// Multiplies the learning rate of this group alone. Default 1.
     pub multiplier: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v; in [0, 1). Default 0: no velocity is kept. Velocities are f32 for all but f64
-    /// parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
-    pub momentum: f64,
     /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0. The learning rate is η/‖g‖: near a critical
     /// point, where ‖g‖ is tiny, it can be large enough to decay parameters away in one step; a cap on the step size bounds it.
     pub weight_decay: f64,
@@ -62,63 +49,17 @@ pub struct Group {
 
 impl Default for Group {
     fn default() -> Self {
-        Self { length_scale_factor: 1.0, multiplier: 1.0, momentum: 0.0, weight_decay: 0.0, norm_lock: false }
+        Self { length_scale_factor: 1.0, multiplier: 1.0, weight_decay: 0.0, norm_lock: false }
     }
 }
 
 impl Options {
-    /// The options and descriptions of an optimizer in the geometry of a model with
-    /// [length scales by tensor](crate::covariance::Model::tensors): each tensor gets a group of its own, with the
-    /// settings of the group it was in and that group's length-scale factor times the model's f_k. Tensors that the model
-    /// does not know (such as running averages, which have no gradient) keep the factor of their group. Group k is then
-    /// that of `specs[k]`; without `tensors` nothing changes.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the number of elements
-    /// the model was fitted with, or one whose group does not exist.
-    pub fn per_tensor(
-        mut self,
-        mut specs: Vec<TensorSpec>,
-        tensors: &[TensorFactor],
-    ) -> Result<(Options, Vec<TensorSpec>)> {
-        if tensors.is_empty() {
-            return Ok((self, specs));
-        }
-        let mut factors: HashMap<&str, &TensorFactor> =
-            tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let mut groups = Vec::with_capacity(specs.len());
-        for (index, spec) in specs.iter_mut().enumerate() {
-            let Some(&group) = self.groups.get(spec.group) else {
-                let count = self.groups.len();
-                let problem = format!("belongs to group {}, but there are {count} groups", spec.group);
-                return Err(Error::tensor(&spec.name, problem));
-            };
-            let mut length_scale_factor = group.length_scale_factor;
-            if let Some(tensor) = factors.remove(spec.name.as_str()) {
-                if u128::from(spec.offset) + spec.len()? as u128 > u128::from(tensor.dims) {
-                    let problem = format!(
-                        "has shape {:?} but {} elements in the model: fit the model to this network",
-                        spec.shape, tensor.dims
-                    );
-                    return Err(Error::tensor(&spec.name, problem));
-                }
-                length_scale_factor *= tensor.length_scale_factor;
-            }
-            groups.push(Group { length_scale_factor, ..group });
-            spec.group = index;
-        }
-        if let Some(tensor) = tensors.iter().find(|tensor| factors.contains_key(tensor.name.as_str())) {
-            let problem = "has a length scale in the model but is not among the optimizer's tensors: give both the same \
-                           names, or fit the model to this network";
-            return Err(Error::tensor(&tensor.name, problem));
-        }
-        self.groups = groups;
-        Ok((self, specs))
+    /// A step size within the cap.
+    pub(super) fn capped(&self, step_size: f64) -> f64 {
+        step_size.min(self.max_step_size.unwrap_or(f64::MAX))
     }
 
     pub(crate) fn validate(&self) -> Result<()> {
-        self.rule.validate()?;
-        validate_inv_batch_size(self.inv_batch_size)?;
         not_negative("multiplier", self.multiplier)?;
         if let Some(cap) = self.max_step_size
             && (cap.is_nan() || cap <= 0.0)
@@ -146,9 +87,6 @@ impl Group {
         }
         not_negative(&name("multiplier"), self.multiplier)?;
         not_negative(&name("weight_decay"), self.weight_decay)?;
-        if !(0.0..1.0).contains(&self.momentum) {
-            return Err(Error::invalid(&name("momentum"), self.momentum, "give a number in [0, 1)"));
-        }
         Ok(())
     }
 }

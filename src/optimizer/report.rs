@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::backend::abi::*;
 use crate::covariance::NoStep;
 
 /// The scalars of one step.
@@ -80,6 +81,30 @@ pub enum SkipReason {
     OutOfRange,
     /// The loss is below the lower bound given to the adaptive method.
     LossBelowBound,
+}
+
+/// The numbers of outcomes, the same in Rust, C and kernels.
+const CODES: [(u32, Outcome); 8] = [
+    (RFD_REASON_APPLIED, Outcome::Applied),
+    (RFD_REASON_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
+    (RFD_REASON_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
+    (RFD_REASON_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
+    (RFD_REASON_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
+    (RFD_REASON_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
+    (RFD_REASON_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
+    (RFD_REASON_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
+];
+
+impl Outcome {
+    /// Its number, `RFD_OUTCOME_*` in C.
+    pub fn code(self) -> u32 {
+        CODES.into_iter().find(|&(_, outcome)| outcome == self).map_or(0, |(code, _)| code)
+    }
+
+    /// The outcome with this number, if there is one.
+    pub fn from_code(code: u32) -> Option<Self> {
+        CODES.into_iter().find(|&(number, _)| number == code).map(|(_, outcome)| outcome)
+    }
 }
 
 impl From<NoStep> for SkipReason {

@@ -59,7 +59,7 @@ pub(super) trait Store<T>: Load<T> {
 
 /// A format of parameters.
 pub(super) trait Parameter: Store<Self::State> + Store<f64> {
-    /// The format of the momentum buffer: f64 for f64 parameters, f32 for all others.
+    /// The format of the velocity: f64 for f64 parameters, f32 for all others.
     type State: Compute + Store<Self::State> + Store<f64>;
 }
 

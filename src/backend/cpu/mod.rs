@@ -12,9 +12,9 @@ mod update;
 
 pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
-pub(crate) use reduce::{LockSums, SquaredNorms, averaged_norms, lock_sums, squared_norms};
+pub(crate) use reduce::{LockSums, Moving, SquaredNorms, averaged_norms, lock_sums, squared_norms};
 pub(crate) use rounding::StochasticBits;
-pub(crate) use update::{Momentum, TensorUpdate, UpdateScalars, update};
+pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 
 /// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small model.
 const TASK: usize = 16 * sum::CHUNK;

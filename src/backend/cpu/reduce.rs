@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::element::{Compute, Load, Parameter, Store};
 use super::sum::{CHUNK, chunk_dot, tensor_sum};
-use super::update::{Momentum, UpdateScalars};
+use super::update::{UpdateScalars, Velocity};
 use super::{SERIAL_BELOW, TASK, run};
 use crate::numeric::{exponent_of, fold, power_of_two};
 use crate::tensor::{DType, GradRef, ParamMut};
@@ -62,26 +62,36 @@ fn sums(grads: &[GradRef<'_>], scale: f64) -> Vec<f64> {
     sums.into_iter().map(|[sum]| sum).collect()
 }
 
-/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·momentum − g·unscale as it will be
-/// stored. `velocities` has the format of each parameter and its velocity, `None` for one at rest.
+/// A tensor that moves by a velocity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moving<'a> {
+    /// Format of the parameter.
+    pub dtype: DType,
+    /// `None` at rest.
+    pub velocity: Option<&'a Velocity>,
+    /// What it is multiplied with.
+    pub decay: f64,
+}
+
+/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·decay − g·unscale as it will be stored.
 pub(crate) fn averaged_norms(
     grads: &[GradRef<'_>],
-    velocities: &[(DType, Option<&Momentum>)],
-    momentum: f64,
+    moving: &[Moving<'_>],
     unscale: f64,
 ) -> (SquaredNorms, Vec<f64>) {
     let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
-    let scalars = UpdateScalars { momentum, unscale, ..UpdateScalars::default() };
     let sums = per_tensor(
         &lengths,
         #[inline(always)]
         |tensor, start, count| {
             let grad = grads[tensor].slice(start, count);
             let range = start..start + count;
-            let velocity = match velocities[tensor] {
-                (DType::F64, Some(Momentum::F64(v))) => next_squares(grad, Some(&v[range]), &scalars),
+            let Moving { dtype, velocity, decay } = moving[tensor];
+            let scalars = UpdateScalars { velocity_decay: decay, unscale, ..UpdateScalars::default() };
+            let velocity = match (dtype, velocity) {
+                (DType::F64, Some(Velocity::F64(v))) => next_squares(grad, Some(&v[range]), &scalars),
                 (DType::F64, _) => next_squares::<f64>(grad, None, &scalars),
-                (_, Some(Momentum::F32(v))) => next_squares(grad, Some(&v[range]), &scalars),
+                (_, Some(Velocity::F32(v))) => next_squares(grad, Some(&v[range]), &scalars),
                 _ => next_squares::<f32>(grad, None, &scalars),
             };
             [squares(grad, 1.0), velocity]
@@ -206,7 +216,7 @@ pub(crate) fn lock_sums(
     param: &ParamMut<'_>,
     master: Option<&[f32]>,
     grad: GradRef<'_>,
-    momentum: Option<&Momentum>,
+    velocity: Option<&Velocity>,
     scalars: &UpdateScalars,
 ) -> LockSums {
     fn with_param<P: Parameter>(
@@ -258,8 +268,8 @@ pub(crate) fn lock_sums(
         LockSums { parameter, product, direction }
     }
 
-    let single = match momentum {
-        Some(Momentum::F32(v)) => Some(&v[..]),
+    let single = match velocity {
+        Some(Velocity::F32(v)) => Some(&v[..]),
         _ => None,
     };
     match (param, master) {
@@ -268,8 +278,8 @@ pub(crate) fn lock_sums(
         (ParamMut::F16(p), None) => with_param(p, grad, single, scalars),
         (ParamMut::BF16(p), None) => with_param(p, grad, single, scalars),
         (ParamMut::F64(p), None) => {
-            let double = match momentum {
-                Some(Momentum::F64(v)) => Some(&v[..]),
+            let double = match velocity {
+                Some(Velocity::F64(v)) => Some(&v[..]),
                 _ => None,
             };
             with_param(p, grad, double, scalars)

@@ -1,9 +1,9 @@
 //! The parameter update. Per element, each operation rounded on its own (no fused multiply-add):
 //!
 //! ```text
-//! without momentum   p ← p·decay − (g·prescale)·coefficient
-//! with momentum      v ← v·momentum − g·unscale          v is rounded to its storage format
-//!                    p ← p·decay + v·coefficient
+//! along the gradient   p ← p·decay − (g·prescale)·coefficient
+//! by a velocity        v ← v·velocity_decay − g·unscale     v is rounded to its storage format
+//!                      p ← p·decay + v·coefficient
 //! ```
 
 use half::{bf16, f16};
@@ -27,24 +27,24 @@ pub(crate) struct UpdateScalars {
     /// A power of two that brings a very large or small gradient into range; 1 otherwise.
     pub prescale: f64,
     /// Decay of the velocity; 0 means that there is none.
-    pub momentum: f64,
+    pub velocity_decay: f64,
     /// The inverse of the gradient scale.
     pub unscale: f64,
 }
 
 /// A velocity buffer: f64 for f64 parameters, f32 for all others.
 #[derive(Clone, Debug)]
-pub(crate) enum Momentum {
+pub(crate) enum Velocity {
     F32(Vec<f32>),
     F64(Vec<f64>),
 }
 
-impl Momentum {
+impl Velocity {
     /// A buffer for parameters of the given format, at rest.
     pub(crate) fn zeros(dtype: DType, len: usize) -> Self {
         match dtype {
-            DType::F64 => Momentum::F64(vec![0.0; len]),
-            _ => Momentum::F32(vec![0.0; len]),
+            DType::F64 => Velocity::F64(vec![0.0; len]),
+            _ => Velocity::F32(vec![0.0; len]),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Momentum {
 pub(crate) struct TensorUpdate<'a> {
     pub param: ParamMut<'a>,
     pub grad: GradRef<'a>,
-    pub momentum: Option<&'a mut Momentum>,
+    pub velocity: Option<&'a mut Velocity>,
     pub master: Option<&'a mut [f32]>,
     pub scalars: UpdateScalars,
     pub stochastic: Option<StochasticBits>,
@@ -63,13 +63,13 @@ pub(crate) struct TensorUpdate<'a> {
 struct Piece<'a> {
     param: ParamMut<'a>,
     grad: GradRef<'a>,
-    velocity: Velocity<'a>,
+    velocity: VelocityPart<'a>,
     master: Option<&'a mut [f32]>,
     scalars: UpdateScalars,
     stochastic: Option<StochasticBits>,
 }
 
-enum Velocity<'a> {
+enum VelocityPart<'a> {
     None,
     F32(&'a mut [f32]),
     F64(&'a mut [f64]),
@@ -96,11 +96,11 @@ pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
 }
 
 fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
-    let TensorUpdate { mut param, grad, momentum, mut master, scalars, stochastic } = tensor;
-    let mut velocity = match momentum {
-        None => Velocity::None,
-        Some(Momentum::F32(v)) => Velocity::F32(v),
-        Some(Momentum::F64(v)) => Velocity::F64(v),
+    let TensorUpdate { mut param, grad, velocity, mut master, scalars, stochastic } = tensor;
+    let mut velocity = match velocity {
+        None => VelocityPart::None,
+        Some(Velocity::F32(v)) => VelocityPart::F32(v),
+        Some(Velocity::F64(v)) => VelocityPart::F64(v),
     };
     let mut start = 0;
     while !param.is_empty() {
@@ -129,17 +129,17 @@ fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
     }
 }
 
-impl<'a> Velocity<'a> {
-    fn split_at(self, at: usize) -> (Velocity<'a>, Velocity<'a>) {
+impl<'a> VelocityPart<'a> {
+    fn split_at(self, at: usize) -> (VelocityPart<'a>, VelocityPart<'a>) {
         match self {
-            Velocity::None => (Velocity::None, Velocity::None),
-            Velocity::F32(v) => {
+            VelocityPart::None => (VelocityPart::None, VelocityPart::None),
+            VelocityPart::F32(v) => {
                 let (head, rest) = v.split_at_mut(at);
-                (Velocity::F32(head), Velocity::F32(rest))
+                (VelocityPart::F32(head), VelocityPart::F32(rest))
             }
-            Velocity::F64(v) => {
+            VelocityPart::F64(v) => {
                 let (head, rest) = v.split_at_mut(at);
-                (Velocity::F64(head), Velocity::F64(rest))
+                (VelocityPart::F64(head), VelocityPart::F64(rest))
             }
         }
     }
@@ -150,22 +150,22 @@ impl Piece<'_> {
     fn apply(self) {
         let Piece { param, grad, velocity, master, scalars, stochastic } = self;
         let (single, double) = match velocity {
-            Velocity::None => (None, None),
-            Velocity::F32(v) => (Some(v), None),
-            Velocity::F64(v) => (None, Some(v)),
+            VelocityPart::None => (None, None),
+            VelocityPart::F32(v) => (Some(v), None),
+            VelocityPart::F64(v) => (None, Some(v)),
         };
-        let rule = Rule { scalars, stochastic };
+        let change = Change { scalars, stochastic };
         match (param, master) {
-            (ParamMut::F32(p), _) => with_param(p, grad, single, &rule),
-            (ParamMut::F64(p), _) => with_param(p, grad, double, &rule),
-            (ParamMut::F16(p), None) => with_param(p, grad, single, &rule),
-            (ParamMut::BF16(p), None) => with_param(p, grad, single, &rule),
+            (ParamMut::F32(p), _) => with_param(p, grad, single, &change),
+            (ParamMut::F64(p), _) => with_param(p, grad, double, &change),
+            (ParamMut::F16(p), None) => with_param(p, grad, single, &change),
+            (ParamMut::BF16(p), None) => with_param(p, grad, single, &change),
             (ParamMut::F16(p), Some(master)) => {
-                with_param(master, grad, single, &rule);
+                with_param(master, grad, single, &change);
                 narrow_f16(master, p);
             }
             (ParamMut::BF16(p), Some(master)) => {
-                with_param(master, grad, single, &rule);
+                with_param(master, grad, single, &change);
                 narrow_bf16(master, p);
             }
         }
@@ -173,23 +173,27 @@ impl Piece<'_> {
 }
 
 /// How the elements of a piece change.
-struct Rule {
+struct Change {
     scalars: UpdateScalars,
     stochastic: Option<StochasticBits>,
 }
 
 #[inline(always)]
-fn with_param<P: Parameter>(p: &mut [P], grad: GradRef<'_>, velocity: Option<&mut [P::State]>, rule: &Rule)
-where
+fn with_param<P: Parameter>(
+    p: &mut [P],
+    grad: GradRef<'_>,
+    velocity: Option<&mut [P::State]>,
+    change: &Change,
+) where
     f32: Load<P::State>,
     f16: Load<P::State>,
     bf16: Load<P::State>,
 {
     match grad {
-        GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, rule),
-        GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, rule),
-        GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, rule),
-        GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, rule),
+        GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, change),
+        GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, change),
+        GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, change),
+        GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, change),
         GradRef::Missing => {}
     }
 }
@@ -200,19 +204,19 @@ fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
     p: &mut [P],
     g: &[G],
     mut velocity: Option<&mut [P::State]>,
-    rule: &Rule,
+    change: &Change,
 ) where
     P::State: Store<T>,
 {
-    let decay = T::from_f64(rule.scalars.decay);
-    let coefficient = T::from_f64(rule.scalars.coefficient);
-    let prescale = T::from_f64(rule.scalars.prescale);
+    let decay = T::from_f64(change.scalars.decay);
+    let coefficient = T::from_f64(change.scalars.coefficient);
+    let prescale = T::from_f64(change.scalars.prescale);
     let (mut p_buffer, mut g_buffer, mut v_buffer) =
         ([T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]);
     for (index, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
         let start = index * BLOCK;
         let range = start..start + p.len();
-        let bits = rule.stochastic.map(|bits| bits.advanced(start));
+        let bits = change.stochastic.map(|bits| bits.advanced(start));
         let g = G::load(g, &mut g_buffer);
         match velocity.as_deref_mut() {
             None => P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
@@ -222,7 +226,7 @@ fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
             }),
             Some(velocity) => {
                 let velocity = &mut velocity[range];
-                advance_velocity(velocity, &mut v_buffer, g, &rule.scalars);
+                advance_velocity(velocity, &mut v_buffer, g, &change.scalars);
                 let v = <P::State as Load<T>>::load(velocity, &mut v_buffer);
                 P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
                     for (p, &v) in p.iter_mut().zip(v) {
@@ -234,7 +238,7 @@ fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
     }
 }
 
-/// v ← v·momentum − g·unscale.
+/// v ← v·velocity_decay − g·unscale.
 #[inline(always)]
 pub(super) fn advance_velocity<T: Compute, V: Store<T>>(
     velocity: &mut [V],
@@ -242,11 +246,11 @@ pub(super) fn advance_velocity<T: Compute, V: Store<T>>(
     g: &[T],
     scalars: &UpdateScalars,
 ) {
-    let momentum = T::from_f64(scalars.momentum);
+    let decay = T::from_f64(scalars.velocity_decay);
     let unscale = T::from_f64(scalars.unscale);
     V::modify(velocity, buffer, None, |v| {
         for (v, &g) in v.iter_mut().zip(g) {
-            *v = *v * momentum - g * unscale;
+            *v = *v * decay - g * unscale;
         }
     });
 }

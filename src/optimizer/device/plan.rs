@@ -1,27 +1,15 @@
 //! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments begin.
 
-use super::input::DeviceTensor;
+use super::buffers::Buffers;
 use crate::backend::abi::{
     RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_BF16, RFD_DTYPE_F16, RFD_DTYPE_F32, RFD_DTYPE_F64,
     RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
 };
-use crate::backend::executor::Instance;
+use crate::backend::executor::{Instance, Kind};
 use crate::error::{Error, Result};
-use crate::optimizer::{Group, Method, Options, TensorSpec};
+use crate::optimizer::core::Core;
+use crate::optimizer::raw::RawTensor;
 use crate::tensor::DType;
-
-/// A tensor of the optimizer and its buffers on the device.
-#[derive(Debug)]
-pub(super) struct TensorEntry {
-    pub spec: TensorSpec,
-    pub len: u64,
-    /// Address of the velocity, 0 for none.
-    pub momentum: u64,
-    /// Address of the master weights, 0 for none.
-    pub master: u64,
-    /// Whether the master weights hold something.
-    pub master_ready: bool,
-}
 
 /// The number of a format in the shared structs.
 pub(super) fn dtype_code(dtype: DType) -> u32 {
@@ -30,15 +18,6 @@ pub(super) fn dtype_code(dtype: DType) -> u32 {
         DType::F64 => RFD_DTYPE_F64,
         DType::F16 => RFD_DTYPE_F16,
         DType::BF16 => RFD_DTYPE_BF16,
-    }
-}
-
-/// Bytes of an element.
-pub(super) fn size_of(dtype: DType) -> u64 {
-    match dtype {
-        DType::F32 => 4,
-        DType::F64 => 8,
-        DType::F16 | DType::BF16 => 2,
     }
 }
 
@@ -60,49 +39,39 @@ impl Extent {
     }
 
     /// That of all tensors, as if each had a gradient: no step has more.
-    pub fn of_all(tensors: &[TensorEntry]) -> Result<Self> {
+    pub fn of_all(core: &Core) -> Result<Self> {
         let mut extent = Self::default();
-        for tensor in tensors {
-            extent.add(tensor.len).ok_or_else(|| {
-                Error::tensor(
-                    &tensor.spec.name,
-                    "with it the list has 2^32 segments of 2^20 elements or more",
-                )
+        for (spec, &len) in core.specs().zip(core.lens()) {
+            extent.add(len as u64).ok_or_else(|| {
+                Error::tensor(&spec.name, "with it the list has 2^32 segments of 2^20 elements or more")
             })?;
         }
         Ok(extent)
     }
-}
 
-/// What steps follow from, as far as sums and instances depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Published,
-    /// RFD as published with conservatism.
-    Conservative,
-    /// The adaptive method along the gradient.
-    Adaptive,
-    /// The adaptive method along the averaged gradient.
-    Averaged,
-}
-
-impl Kind {
-    pub fn new(method: &Method, options: &Options) -> Self {
-        match method {
-            Method::Published(_) if options.rule.conservatism > 0.0 => Kind::Conservative,
-            Method::Published(_) => Kind::Published,
-            Method::Adaptive(adaptive) if adaptive.averaging > 0.0 => Kind::Averaged,
-            Method::Adaptive(_) => Kind::Adaptive,
+    /// A tensor behind those there are, as the kernels see it.
+    pub fn place(&mut self, core: &Core, index: usize, buffers: &Buffers, address: &RawTensor) -> RfdTensor {
+        let (spec, len) = (&core.spec_list()[index], core.lens()[index] as u64);
+        let counts = if spec.counts_in_norm { RFD_TENSOR_COUNTS } else { 0 };
+        let lock = if core.group_of(index).norm_lock && len > 1 { RFD_TENSOR_LOCK } else { 0 };
+        let tensor = RfdTensor {
+            param: address.param,
+            grad: address.grad,
+            momentum: if core.velocity_decay_of(index) > 0.0 { buffers.velocity } else { 0 },
+            master: buffers.master,
+            len,
+            offset: spec.offset,
+            first_chunk: self.chunks,
+            first_segment: self.segments,
+            group: spec.group as u16,
+            formats: (dtype_code(spec.dtype) + 4 * dtype_code(address.grad_dtype)) as u8,
+            flags: (counts | lock) as u8,
+        };
+        if address.grad != 0 {
+            // Cannot overflow: the extent of all tensors was formed when the optimizer was made.
+            let _ = self.add(len);
         }
-    }
-
-    /// Sums per chunk.
-    pub fn sums(self, norm_lock: bool) -> u32 {
-        match self {
-            _ if norm_lock => 4,
-            Kind::Averaged => 2,
-            _ => 1,
-        }
+        tensor
     }
 }
 
@@ -120,34 +89,11 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan for checked addresses.
-    pub fn new(entries: &[TensorEntry], groups: &[Group], addresses: &[DeviceTensor], kind: Kind) -> Self {
+    pub fn new(core: &Core, buffers: &[Buffers], addresses: &[RawTensor]) -> Self {
+        let kind = core.method().descent().kind();
         let mut extent = Extent::default();
-        let tensors: Vec<RfdTensor> = entries
-            .iter()
-            .zip(addresses)
-            .map(|(entry, address)| {
-                let group = &groups[entry.spec.group];
-                let counts = if entry.spec.counts_in_norm { RFD_TENSOR_COUNTS } else { 0 };
-                let lock = if group.norm_lock && entry.len > 1 { RFD_TENSOR_LOCK } else { 0 };
-                let tensor = RfdTensor {
-                    param: address.param,
-                    grad: address.grad,
-                    momentum: if group.momentum > 0.0 { entry.momentum } else { 0 },
-                    master: entry.master,
-                    len: entry.len,
-                    offset: entry.spec.offset,
-                    first_chunk: extent.chunks,
-                    first_segment: extent.segments,
-                    group: entry.spec.group as u16,
-                    formats: (dtype_code(entry.spec.dtype) + 4 * dtype_code(address.grad_dtype)) as u8,
-                    flags: (counts | lock) as u8,
-                };
-                if address.grad != 0 {
-                    // Cannot overflow: the extent of all tensors was formed when the optimizer was made.
-                    let _ = extent.add(entry.len);
-                }
-                tensor
-            })
+        let tensors: Vec<RfdTensor> = (buffers.iter().zip(addresses).enumerate())
+            .map(|(k, (buffers, address))| extent.place(core, k, buffers, address))
             .collect();
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
         let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
@@ -170,81 +116,16 @@ fn instance_of<'a>(kind: Kind, mut tensors: impl Iterator<Item = &'a RfdTensor>)
     const F16: (u32, u32) = (RFD_DTYPE_F16, RFD_DTYPE_F16);
     let (param, grad, master, momentum) = first;
     match (kind, (param, grad), master, momentum) {
-        (Kind::Published, F32, false, false) => Instance::F32,
-        (Kind::Published, F32, false, true) => Instance::F32Momentum,
-        (Kind::Published, BF16, true, false) => Instance::Bf16Master,
-        (Kind::Published, BF16, true, true) => Instance::Bf16MasterMomentum,
-        (Kind::Published, BF16, false, false) => Instance::Bf16,
-        (Kind::Published, F16, true, false) => Instance::F16Master,
+        (Kind::Fitted, F32, false, false) => Instance::F32,
+        (Kind::Fitted, F32, false, true) => Instance::F32Momentum,
+        (Kind::Fitted, BF16, true, false) => Instance::Bf16Master,
+        (Kind::Fitted, BF16, true, true) => Instance::Bf16MasterMomentum,
+        (Kind::Fitted, BF16, false, false) => Instance::Bf16,
+        (Kind::Fitted, F16, true, false) => Instance::F16Master,
         (Kind::Averaged, F32, false, true) => Instance::F32Averaged,
         (Kind::Averaged, BF16, true, true) => Instance::Bf16MasterAveraged,
         _ => Instance::Generic,
     }
-}
-
-/// Checks each tensor's addresses: there, aligned, and within the address space.
-pub(super) fn check_addresses(entries: &[TensorEntry], addresses: &[DeviceTensor]) -> Result<()> {
-    for (entry, address) in entries.iter().zip(addresses) {
-        if entry.len == 0 {
-            continue;
-        }
-        let name = &entry.spec.name;
-        if address.param == 0 {
-            return Err(Error::tensor(name, "its address is null; pass the address of its first element"));
-        }
-        check_range(name, "parameter", address.param, entry.len, entry.spec.dtype)?;
-        if address.grad != 0 {
-            check_range(name, "gradient", address.grad, entry.len, address.grad_dtype)?;
-        }
-    }
-    Ok(())
-}
-
-fn check_range(name: &str, what: &str, address: u64, len: u64, dtype: DType) -> Result<()> {
-    let size = size_of(dtype);
-    if !address.is_multiple_of(size) {
-        let problem = format!(
-            "the address {address:#x} of its {what} is no multiple of {size}, the size of an {dtype}; pass the address \
-             of its first element and the right format"
-        );
-        return Err(Error::tensor(name, problem));
-    }
-    if len.checked_mul(size).and_then(|bytes| address.checked_add(bytes)).is_none() {
-        let problem = format!(
-            "its {what} of {len} {dtype} elements at {address:#x} goes beyond the address space; pass a device address"
-        );
-        return Err(Error::tensor(name, problem));
-    }
-    Ok(())
-}
-
-/// Checks that no two parameters share memory: both would be updated from what the other left.
-pub(super) fn check_overlap(entries: &[TensorEntry], addresses: &[DeviceTensor]) -> Result<()> {
-    let mut ranges: Vec<(u64, u64, usize)> = entries
-        .iter()
-        .zip(addresses)
-        .enumerate()
-        .filter(|(_, (entry, _))| entry.len > 0)
-        .map(|(k, (entry, address))| {
-            (address.param, address.param + entry.len * size_of(entry.spec.dtype), k)
-        })
-        .collect();
-    ranges.sort_unstable();
-    for pair in ranges.windows(2) {
-        let ((first, end, a), (second, _, b)) = (pair[0], pair[1]);
-        if second < end {
-            let (earlier, later) = (&entries[a.min(b)].spec.name, &entries[a.max(b)].spec.name);
-            let problem = if first == second {
-                format!(
-                    "is the same memory as `{earlier}`; list a shared parameter once, with the sum of its gradients"
-                )
-            } else {
-                format!("shares memory with `{earlier}`; each parameter needs elements of its own")
-            };
-            return Err(Error::tensor(later, problem));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its writes.
 
-use crate::backend::abi::{
-    RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
-    RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD,
-};
 use crate::backend::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
-use crate::covariance::{Family, Model, StepMode, quantile};
-use crate::error::{Error, Result};
-use crate::optimizer::{Group, Options, SquaredNorm};
+use crate::error::Result;
+use crate::optimizer::SquaredNorm;
+use crate::optimizer::core::Core;
 
 const SETTINGS: u64 = 0;
 const STATUS: u64 = 64;
@@ -29,12 +25,13 @@ pub(super) struct Control {
 }
 
 impl Control {
-    pub fn new(device: &Device, options: &Options) -> Result<Self> {
-        let bytes = GROUPS as usize + options.groups.len() * size_of::<RfdGroup>();
+    pub fn new(device: &Device, core: &Core) -> Result<Self> {
+        let groups = core.options().groups.len();
+        let bytes = GROUPS as usize + groups * size_of::<RfdGroup>();
         let control = Self { device: device.clone(), memory: device.allocate(bytes)? };
-        control.write(SETTINGS, &settings(options), Stream::PER_THREAD)?;
-        for (index, group) in options.groups.iter().enumerate() {
-            control.write_group(index, group, Stream::PER_THREAD)?;
+        control.write_settings(core, Stream::PER_THREAD)?;
+        for index in 0..groups {
+            control.write_group(core, index, Stream::PER_THREAD)?;
         }
         device.synchronize(Stream::PER_THREAD)?;
         Ok(control)
@@ -61,13 +58,22 @@ impl Control {
     }
 
     /// Queues a write of all settings that are not a group's.
-    pub fn write_settings(&self, options: &Options, stream: Stream) -> Result<()> {
-        self.write(SETTINGS, &settings(options), stream)
+    pub fn write_settings(&self, core: &Core, stream: Stream) -> Result<()> {
+        let options = core.options();
+        let mut settings = RfdSettings {
+            multiplier: options.multiplier,
+            max_step_size: options.max_step_size.unwrap_or(f64::INFINITY),
+            ..RfdSettings::default()
+        };
+        core.method().descent().place_settings(&mut settings);
+        self.write(SETTINGS, &[settings.multiplier, settings.inv_batch_size, settings.max_step_size], stream)
     }
 
     /// Queues a write of a group's settings.
-    pub fn write_group(&self, index: usize, group: &Group, stream: Stream) -> Result<()> {
-        let values = [group.length_scale_factor, group.multiplier, group.momentum, group.weight_decay];
+    pub fn write_group(&self, core: &Core, index: usize, stream: Stream) -> Result<()> {
+        let group = &core.options().groups[index];
+        let decay = core.method().descent().velocity_decay(index);
+        let values = [group.length_scale_factor, group.multiplier, decay, group.weight_decay];
         self.write(GROUPS + (index * size_of::<RfdGroup>()) as u64, &values, stream)
     }
 
@@ -108,41 +114,4 @@ impl Control {
         }
         Ok(())
     }
-}
-
-fn settings(options: &Options) -> [f64; 3] {
-    [options.multiplier, options.inv_batch_size, options.max_step_size.unwrap_or(f64::INFINITY)]
-}
-
-/// The model as the kernels evaluate it.
-pub(super) fn model(model: &Model, options: &Options) -> Result<RfdModel> {
-    let Some(family) = model.family() else {
-        let expected = "only the built-in covariances run on a device; use the CPU's `Optimizer` for others";
-        return Err(Error::invalid("covariance", model.covariance().name(), expected));
-    };
-    let moments = model.moments();
-    let (family, beta) = match family {
-        Family::SquaredExponential => (RFD_FAMILY_SQUARED_EXPONENTIAL, 0.0),
-        Family::RationalQuadratic { beta } => (RFD_FAMILY_RATIONAL_QUADRATIC, beta),
-        Family::Matern32 => (RFD_FAMILY_MATERN32, 0.0),
-        Family::Matern52 => (RFD_FAMILY_MATERN52, 0.0),
-    };
-    Ok(RfdModel {
-        mean: moments.mean,
-        variance: moments.variance,
-        noise_variance: moments.noise_variance,
-        grad_variance: moments.grad_variance,
-        noise_grad_variance: moments.noise_grad_variance,
-        length_scale: model.length_scale(),
-        slope: model.slope(),
-        plateau: model.plateau(),
-        beta,
-        quantile: quantile(options.rule.conservatism),
-        family,
-        mode: match options.rule.mode {
-            StepMode::Rfd => RFD_MODE_RFD,
-            StepMode::ARfd => RFD_MODE_A_RFD,
-            StepMode::ClippedARfd => RFD_MODE_CLIPPED_A_RFD,
-        },
-    })
 }

@@ -2,17 +2,16 @@
 
 mod state;
 
-use super::adaptive::{Advance, History, Seen, Sums};
-use super::decision::{Decision, Norms, TotalSquares, decide, lock};
-use super::{
-    Adaptive, Group, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
-    refuse_norm_lock, validate,
-};
-use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, TensorUpdate};
-use crate::covariance::Model;
+use std::ops::Deref;
+
+use super::core::Core;
+use super::decision::{Norms, TotalSquares, lock};
+use super::method::{History, Seen, StepPlan, TensorSums};
+use super::{Group, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec};
+use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
-use crate::tensor::{DType, GradRef, ParamMut};
+use crate::tensor::{GradRef, ParamMut};
 
 /// Random Function Descent over a fixed list of tensors.
 ///
@@ -47,72 +46,47 @@ use crate::tensor::{DType, GradRef, ParamMut};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Optimizer {
-    method: Method,
-    /// What the adaptive method remembers; of no tensor with RFD as published.
+    core: Core,
+    buffers: Vec<Buffers>,
     history: History,
-    options: Options,
-    tensors: Vec<TensorState>,
     applied_steps: u64,
     skipped_steps: u64,
 }
 
-/// A tensor and what the optimizer remembers of it.
-#[derive(Clone, Debug)]
-struct TensorState {
-    spec: TensorSpec,
-    len: usize,
-    /// Made by the first step with momentum.
-    momentum: Option<Momentum>,
+/// What is kept of a tensor.
+#[derive(Clone, Debug, Default)]
+struct Buffers {
+    /// Made by the first step that moves by it.
+    velocity: Option<Velocity>,
     /// Made from the parameter by the first applied step.
     master: Option<Vec<f32>>,
 }
 
-/// What a step is going to do.
-struct StepPlan {
-    decision: Decision,
-    /// By tensor: multiplies what all tensors' updates share.
-    scales: Vec<f64>,
-    history: History,
+impl Deref for Optimizer {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
 }
 
 impl Optimizer {
-    /// An optimizer for the given tensors; the method is a fitted [`Model`] or [`Adaptive`].
+    /// An optimizer for the given tensors; the method is a fitted [`Model`](crate::covariance::Model),
+    /// [`Fitted`](super::Fitted) or [`Adaptive`](super::Adaptive).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] names an option outside its domain or of another method, [`Error::Tensor`] a tensor that is listed twice, whose
+    /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is listed twice, whose
     /// group does not exist or whose shape is too large.
     pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
-        let method = method.into();
-        let options = method.prepare(options)?;
-        method.check_groups(&specs)?;
-        let lengths = validate(&options, &specs)?;
-        let tensors: Vec<TensorState> = specs
-            .into_iter()
-            .zip(lengths)
-            .map(|(spec, len)| TensorState { spec, len, momentum: None, master: None })
-            .collect();
-        let history = History::new(if method.is_adaptive() { tensors.len() } else { 0 });
-        Ok(Self { method, history, options, tensors, applied_steps: 0, skipped_steps: 0 })
-    }
-
-    /// How steps are chosen.
-    pub fn method(&self) -> &Method {
-        &self.method
-    }
-
-    /// The fitted covariance model; `None` with the adaptive method.
-    pub fn model(&self) -> Option<&Model> {
-        self.method.model()
-    }
-
-    /// The options in force.
-    pub fn options(&self) -> &Options {
-        &self.options
-    }
-
-    /// The tensors, in the order in which steps expect them.
-    pub fn specs(&self) -> impl ExactSizeIterator<Item = &TensorSpec> {
-        self.tensors.iter().map(|t| &t.spec)
+        let core = Core::new(method, options, specs)?;
+        let count = core.specs().len();
+        Ok(Self {
+            history: core.method().fresh_history(count),
+            buffers: vec![Buffers::default(); count],
+            core,
+            applied_steps: 0,
+            skipped_steps: 0,
+        })
     }
 
     /// Steps applied so far.
@@ -130,15 +104,15 @@ impl Optimizer {
     /// # Errors
     /// [`Error::InvalidArgument`] for a negative or non-finite number.
     pub fn set_multiplier(&mut self, multiplier: f64) -> Result<()> {
-        self.change_options(|options| options.multiplier = multiplier)
+        self.core.change_options(|options| options.multiplier = multiplier)
     }
 
-    /// Sets [`Options::inv_batch_size`] from the next step on.
+    /// Sets [`Options::max_step_size`] from the next step on.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a negative or non-finite number.
-    pub fn set_inv_batch_size(&mut self, inv_batch_size: f64) -> Result<()> {
-        self.change_options(|options| options.inv_batch_size = inv_batch_size)
+    /// [`Error::InvalidArgument`] for a number that is not positive.
+    pub fn set_max_step_size(&mut self, max_step_size: Option<f64>) -> Result<()> {
+        self.core.change_options(|options| options.max_step_size = max_step_size)
     }
 
     /// Sets the options of one group from the next step on.
@@ -146,25 +120,22 @@ impl Optimizer {
     /// # Errors
     /// [`Error::InvalidArgument`] for a group that does not exist or a value outside its domain.
     pub fn set_group(&mut self, index: usize, group: Group) -> Result<()> {
-        let count = self.options.groups.len();
-        if index >= count {
-            return Err(Error::invalid("group", index, format!("there are {count} groups")));
-        }
-        let group = self.method.prepare_group(index, group)?;
-        self.options.groups[index] = group;
-        if group.momentum == 0.0 {
-            // Momentum that is switched on again starts at rest.
-            for tensor in self.tensors.iter_mut().filter(|tensor| tensor.spec.group == index) {
-                tensor.momentum = None;
-            }
-        }
-        Ok(())
+        self.core.set_group(index, group).map(drop)
     }
 
-    fn change_options(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
-        let mut options = self.options.clone();
-        change(&mut options);
-        self.options = self.method.prepare(options)?;
+    /// Replaces the settings of the method from the next step on. Of [`Fitted`](super::Fitted) batch size and momentum may
+    /// change, of [`Adaptive`](super::Adaptive) nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another method, a setting that can't change, or a value outside its domain.
+    pub fn set_method(&mut self, method: impl Into<Method>) -> Result<()> {
+        self.core.set_method(method.into())?;
+        for (tensor, buffers) in self.buffers.iter_mut().enumerate() {
+            if self.core.velocity_decay_of(tensor) == 0.0 {
+                // Momentum that is switched on again starts at rest.
+                buffers.velocity = None;
+            }
+        }
         Ok(())
     }
 
@@ -187,55 +158,51 @@ impl Optimizer {
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        let (squares, directions) = match &self.method {
-            Method::Adaptive(rule) if rule.averaging > 0.0 => {
-                let velocities: Vec<_> =
-                    self.tensors.iter().map(|t| (t.spec.dtype, t.momentum.as_ref())).collect();
-                let (squares, directions) =
-                    cpu::averaged_norms(grads, &velocities, rule.averaging, 1.0 / input.grad_scale);
-                (squares, Some(directions))
-            }
-            _ => (cpu::squared_norms(grads), None),
-        };
+        let (squares, directions) = self.sums(grads, input);
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
         let norms = Norms::new(self.total(&squares), input.grad_scale);
         if !all_finite {
             return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
         }
-        let plan = match &self.method {
-            Method::Published(model) => self.plan_published(model, norms, input),
-            Method::Adaptive(rule) => {
-                let seen = self.seen(grads, &squares, directions.as_deref(), input);
-                self.plan_adaptive(rule, &seen, norms, input)
-            }
-        };
+        let unscale = 1.0 / input.grad_scale;
+        let tensors: Vec<_> = (grads.iter().zip(self.core.lens()).enumerate())
+            .map(|(k, (grad, &len))| {
+                let squares = squares.squares[k] * unscale * unscale;
+                let direction = directions.as_ref().map_or(squares, |directions| directions[k]);
+                let takes_part = len > 0 && !matches!(grad, GradRef::Missing);
+                takes_part.then_some(TensorSums { squares, direction })
+            })
+            .collect();
+        let plan = self.decide(norms, &tensors, input);
         Ok(self.apply(params, grads, input, norms, plan))
     }
 
-    /// What the adaptive method sees of each tensor. `directions` are the squared norms of new velocities, where gradients
-    /// are averaged.
-    fn seen(
-        &self,
-        grads: &[GradRef<'_>],
-        squares: &cpu::SquaredNorms,
-        directions: Option<&[f64]>,
-        input: &StepInput,
-    ) -> Vec<Seen<'_>> {
-        let unscale = 1.0 / input.grad_scale;
-        (self.tensors.iter().zip(grads).enumerate())
-            .map(|(k, (tensor, grad))| {
-                let takes_part = tensor.len > 0 && !matches!(grad, GradRef::Missing);
-                let squares = squares.squares[k] * unscale * unscale;
-                Seen {
-                    group: &self.options.groups[tensor.spec.group],
-                    counts_in_norm: tensor.spec.counts_in_norm,
-                    len: tensor.len,
-                    sums: takes_part
-                        .then(|| Sums { squares, direction: directions.map_or(squares, |sums| sums[k]) }),
-                }
+    /// The squared norms of the gradients, and of the new velocities where the method decides by them.
+    fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> (cpu::SquaredNorms, Option<Vec<f64>>) {
+        let method = self.core.method().descent();
+        if !method.kind().sums_directions() {
+            return (cpu::squared_norms(grads), None);
+        }
+        let velocities: Vec<_> = (self.core.specs().zip(&self.buffers).enumerate())
+            .map(|(tensor, (spec, buffers))| cpu::Moving {
+                dtype: spec.dtype,
+                velocity: buffers.velocity.as_ref(),
+                decay: self.core.velocity_decay_of(tensor),
             })
-            .collect()
+            .collect();
+        let (squares, directions) = cpu::averaged_norms(grads, &velocities, 1.0 / input.grad_scale);
+        (squares, Some(directions))
+    }
+
+    fn decide(
+        &self,
+        norms: Norms,
+        tensors: &[Option<TensorSums>],
+        input: &StepInput,
+    ) -> std::result::Result<StepPlan, SkipReason> {
+        let seen = Seen { core: &self.core, input, norms, applied_steps: self.applied_steps, tensors };
+        self.core.method().descent().decide(&seen, &self.history)
     }
 
     /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the norm.
@@ -244,11 +211,12 @@ impl Optimizer {
     /// any gradient is not finite, counted or not; a sum over ranks stays NaN, and all skip.
     ///
     /// # Errors
-    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with the adaptive method.
+    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with a method that needs more than
+    /// norms over all tensors.
     pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
         let _ieee = FloatEnvironment::ieee();
         self.check_grads(grads)?;
-        self.method.published()?;
+        self.core.method().descent().check_sharded()?;
         let norms = cpu::squared_norms(grads);
         if norms.squares.iter().any(|square| !square.is_finite()) {
             // Also from a tensor that does not count: then every rank has to skip.
@@ -263,8 +231,8 @@ impl Optimizer {
     /// `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with the adaptive method and when a group has norm lock:
-    /// a shard doesn't know the norms that they need.
+    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a group has norm
+    /// lock: a shard doesn't know the norms that they need.
     pub fn step_with_norm(
         &mut self,
         params: &mut [ParamMut<'_>],
@@ -274,26 +242,22 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
-        let model = self.method.published()?;
-        refuse_norm_lock(&self.options)?;
+        self.core.check_sharded()?;
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
         let total = TotalSquares { euclidean: norm.euclidean, sigma: norm.sigma, exponent: 0 };
         let norms = Norms::new(total, input.grad_scale);
-        let plan = self.plan_published(model, norms, input);
+        let plan = self.decide(norms, &[], input);
         Ok(self.apply(params, grads, input, norms, plan))
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
     fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
         let counted = |weight: fn(&Group) -> f64| {
-            let terms: Vec<f64> = self
-                .tensors
-                .iter()
-                .zip(&norms.squares)
-                .map(|(tensor, &square)| match tensor.spec.counts_in_norm {
-                    true => weight(&self.options.groups[tensor.spec.group]) * square,
+            let terms: Vec<f64> = (self.core.specs().zip(&norms.squares).enumerate())
+                .map(|(tensor, (spec, &square))| match spec.counts_in_norm {
+                    true => weight(self.core.group_of(tensor)) * square,
                     false => 0.0,
                 })
                 .collect();
@@ -306,35 +270,6 @@ impl Optimizer {
         }
     }
 
-    fn plan_published(
-        &self,
-        model: &Model,
-        norms: Norms,
-        input: &StepInput,
-    ) -> std::result::Result<StepPlan, SkipReason> {
-        let decision = decide(model, &self.options, norms, input)?;
-        if !self.options.groups.iter().all(|group| decision.fits_velocities(group, 1.0)) {
-            return Err(SkipReason::OutOfRange);
-        }
-        Ok(StepPlan { decision, scales: vec![1.0; self.tensors.len()], history: self.history.clone() })
-    }
-
-    fn plan_adaptive(
-        &self,
-        rule: &Adaptive,
-        seen: &[Seen<'_>],
-        norms: Norms,
-        input: &StepInput,
-    ) -> std::result::Result<StepPlan, SkipReason> {
-        let Advance { history, decision, scales } =
-            self.history.advance(rule, &self.options, self.applied_steps, seen, norms, input)?;
-        let fits = |(seen, &scale): (&Seen<'_>, _)| decision.fits_velocities(seen.group, scale);
-        if !seen.iter().zip(&scales).all(fits) {
-            return Err(SkipReason::OutOfRange);
-        }
-        Ok(StepPlan { decision, scales, history })
-    }
-
     fn apply(
         &mut self,
         params: &mut [ParamMut<'_>],
@@ -343,57 +278,59 @@ impl Optimizer {
         norms: Norms,
         plan: std::result::Result<StepPlan, SkipReason>,
     ) -> StepReport {
-        let StepPlan { decision, scales, history } = match plan {
+        let plan = match plan {
             Ok(plan) => plan,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
+        let Self { core, buffers, .. } = self;
+        let options = core.options();
         let mut updates = Vec::with_capacity(params.len());
-        let tensors = self.tensors.iter_mut().zip(params).zip(grads).enumerate();
-        for (index, ((tensor, param), &grad)) in tensors {
+        let tensors = core.specs().zip(buffers).zip(params).zip(grads).enumerate();
+        for (index, (((spec, buffers), param), &grad)) in tensors {
             if matches!(grad, GradRef::Missing) {
                 continue;
             }
-            let group = &self.options.groups[tensor.spec.group];
-            let half = matches!(tensor.spec.dtype, DType::F16 | DType::BF16);
-            if self.options.master_weights && half {
-                tensor.master.get_or_insert_with(|| cpu::to_f32(param));
+            let (group, decay, len) =
+                (core.group_of(index), core.velocity_decay_of(index), core.lens()[index]);
+            if options.master_weights && spec.dtype.is_half() {
+                buffers.master.get_or_insert_with(|| cpu::to_f32(param));
             }
-            if group.momentum > 0.0 {
-                tensor.momentum.get_or_insert_with(|| Momentum::zeros(tensor.spec.dtype, tensor.len));
+            if decay > 0.0 {
+                buffers.velocity.get_or_insert_with(|| Velocity::zeros(spec.dtype, len));
             }
-            let momentum = tensor.momentum.as_mut().filter(|_| group.momentum > 0.0);
-            let mut scalars = decision.scalars(group, scales[index]);
-            if group.norm_lock && tensor.len > 1 {
+            let velocity = buffers.velocity.as_mut().filter(|_| decay > 0.0);
+            let mut scalars = plan.decision.scalars(group, decay, plan.scale(index));
+            if group.norm_lock && len > 1 {
                 let sums =
-                    cpu::lock_sums(param, tensor.master.as_deref(), grad, momentum.as_deref(), &scalars);
+                    cpu::lock_sums(param, buffers.master.as_deref(), grad, velocity.as_deref(), &scalars);
                 scalars = lock(scalars, sums);
             }
-            let stochastic = self.options.stochastic_rounding.filter(|_| half && tensor.master.is_none());
+            let rounds = spec.dtype.is_half() && buffers.master.is_none();
             updates.push(TensorUpdate {
                 param: param.reborrow(),
                 grad,
-                momentum,
-                master: tensor.master.as_deref_mut(),
+                velocity,
+                master: buffers.master.as_deref_mut(),
                 scalars,
-                stochastic: stochastic.map(|seed| StochasticBits {
+                stochastic: options.stochastic_rounding.filter(|_| rounds).map(|seed| StochasticBits {
                     seed,
                     step: self.applied_steps as u32,
                     tensor: index as u32,
-                    first: tensor.spec.offset,
+                    first: spec.offset,
                 }),
             });
         }
         cpu::update(updates);
         self.applied_steps += 1;
-        self.history = history;
+        self.history = plan.history;
         StepReport {
             outcome: Outcome::Applied,
             loss: input.loss,
             grad_norm: norms.euclidean,
-            sigma_norm: decision.sigma_norm,
-            theta: decision.theta,
-            step_size: decision.step_size,
-            learning_rate: decision.learning_rate,
+            sigma_norm: plan.decision.sigma_norm,
+            theta: plan.decision.theta,
+            step_size: plan.decision.step_size,
+            learning_rate: plan.decision.learning_rate,
             applied_steps: self.applied_steps,
             skipped_steps: self.skipped_steps,
         }
@@ -419,9 +356,8 @@ impl Optimizer {
             let expected = "give the positive number that the gradients were multiplied with, 1 for none";
             return Err(Error::invalid("grad_scale", input.grad_scale, expected));
         }
-        self.check_count("params", params.len())?;
-        for (tensor, param) in self.tensors.iter().zip(params) {
-            let TensorState { spec, len, .. } = tensor;
+        self.core.check_count("params", params.len())?;
+        for ((spec, len), param) in self.core.specs().zip(self.core.lens()).zip(params) {
             if param.dtype() != spec.dtype {
                 let problem = format!("was described as {} but is {}", spec.dtype, param.dtype());
                 return Err(Error::tensor(&spec.name, problem));
@@ -435,24 +371,15 @@ impl Optimizer {
     }
 
     fn check_grads(&self, grads: &[GradRef<'_>]) -> Result<()> {
-        self.check_count("grads", grads.len())?;
-        for (tensor, grad) in self.tensors.iter().zip(grads) {
+        self.core.check_count("grads", grads.len())?;
+        for ((spec, own), grad) in self.core.specs().zip(self.core.lens()).zip(grads) {
             if let Some(len) = grad.len()
-                && len != tensor.len
+                && len != *own
             {
-                let problem = format!("has {} elements but its gradient has {len}", tensor.len);
-                return Err(Error::tensor(&tensor.spec.name, problem));
+                let problem = format!("has {own} elements but its gradient has {len}");
+                return Err(Error::tensor(&spec.name, problem));
             }
         }
         Ok(())
-    }
-
-    fn check_count(&self, what: &str, count: usize) -> Result<()> {
-        if count == self.tensors.len() {
-            return Ok(());
-        }
-        let expected =
-            format!("the optimizer was made for {} tensors; give one for each", self.tensors.len());
-        Err(Error::invalid(&format!("number of {what}"), count, expected))
     }
 }

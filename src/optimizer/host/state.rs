@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{Optimizer, TensorSpec};
-use crate::backend::cpu::Momentum;
+use crate::backend::cpu::Velocity;
 use crate::error::Result;
-use crate::optimizer::state_file::{self, Buffers, State};
+use crate::optimizer::state::{self, State};
 use crate::tensor::DType;
 
 impl Optimizer {
@@ -31,24 +31,22 @@ impl Optimizer {
     /// # Errors
     /// [`Error::State`](crate::Error::State) when safetensors refuses it.
     pub fn state_to_bytes(&self) -> Result<Vec<u8>> {
-        let tensors = self
-            .tensors
-            .iter()
-            .map(|tensor| Buffers {
-                momentum: tensor.momentum.as_ref().map(|momentum| match momentum {
-                    Momentum::F32(v) => f32_bytes(v),
-                    Momentum::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        let tensors = (self.buffers.iter())
+            .map(|buffers| state::Buffers {
+                velocity: buffers.velocity.as_ref().map(|velocity| match velocity {
+                    Velocity::F32(v) => f32_bytes(v),
+                    Velocity::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
                 }),
-                master: tensor.master.as_deref().map(f32_bytes),
+                master: buffers.master.as_deref().map(f32_bytes),
             })
             .collect();
         let state = State {
             applied_steps: self.applied_steps,
             skipped_steps: self.skipped_steps,
-            history: self.method.is_adaptive().then(|| self.history.clone()),
+            history: self.history.clone(),
             tensors,
         };
-        state_file::write(&state, &self.spec_list(), &self.method)
+        state::write(&state, &self.core)
     }
 
     /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.
@@ -57,25 +55,19 @@ impl Optimizer {
     /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or which
     /// option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        let state = state_file::read(bytes, &self.spec_list(), &self.method, &self.options)?;
-        for (tensor, buffers) in self.tensors.iter_mut().zip(state.tensors) {
-            tensor.momentum = buffers.momentum.map(|bytes| match tensor.spec.dtype {
+        let state = state::read(bytes, &self.core)?;
+        for ((spec, own), saved) in self.core.specs().zip(&mut self.buffers).zip(state.tensors) {
+            own.velocity = saved.velocity.map(|bytes| match spec.dtype.state() {
                 DType::F64 => {
-                    Momentum::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())
+                    Velocity::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())
                 }
-                _ => Momentum::F32(f32_values(bytes)),
+                _ => Velocity::F32(f32_values(bytes)),
             });
-            tensor.master = buffers.master.map(f32_values);
+            own.master = saved.master.map(f32_values);
         }
-        if let Some(history) = state.history {
-            self.history = history;
-        }
+        self.history = state.history;
         (self.applied_steps, self.skipped_steps) = (state.applied_steps, state.skipped_steps);
         Ok(())
-    }
-
-    fn spec_list(&self) -> Vec<&TensorSpec> {
-        self.specs().collect()
     }
 }
 

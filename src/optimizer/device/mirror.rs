@@ -1,17 +1,12 @@
 //! Reading the status block that kernels keep in host memory, while they may be writing it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::backend::abi::{
-    RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_LOSS_BELOW_BOUND,
-    RFD_REASON_NON_FINITE_GRADIENT, RFD_REASON_NON_FINITE_LOSS, RFD_REASON_OUT_OF_RANGE,
-    RFD_REASON_ZERO_GRADIENT, RfdStatus,
-};
-use crate::backend::executor::{Device, HostBlock};
+use crate::backend::abi::RfdStatus;
+use crate::backend::executor::{Device, HostBlock, Stream};
 use crate::error::{Error, Result};
-use crate::optimizer::{Outcome, SkipReason, StepReport};
+use crate::optimizer::{Outcome, StepReport};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
@@ -24,7 +19,7 @@ const SPINS: u32 = 1000;
 
 /// A status block in host memory that a device writes to.
 #[derive(Debug)]
-pub(super) struct Mirror {
+pub(crate) struct Mirror {
     device: Device,
     block: HostBlock,
 }
@@ -38,6 +33,11 @@ impl Mirror {
     /// Address for the device.
     pub fn address(&self) -> u64 {
         self.block.device
+    }
+
+    /// Waits for the device.
+    pub fn wait(&self, stream: Stream) -> Result<()> {
+        self.device.synchronize(stream)
     }
 
     /// As if no step had been seen. Only while no kernel runs.
@@ -93,27 +93,6 @@ impl Drop for Mirror {
     }
 }
 
-/// Reads the status of a [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer) from any thread, while it takes steps.
-#[derive(Clone, Debug)]
-pub struct StatusReader {
-    mirror: Arc<Mirror>,
-}
-
-impl StatusReader {
-    pub(super) fn new(mirror: Arc<Mirror>) -> Self {
-        Self { mirror }
-    }
-
-    /// What the last step did that the device has finished; `None` before the first. Does not wait for a
-    /// step; only while a kernel is writing the block, until it has.
-    ///
-    /// # Errors
-    /// [`Error::Device`] when a kernel stopped half way.
-    pub fn read(&self) -> Result<Option<StepReport>> {
-        self.mirror.read()
-    }
-}
-
 fn status(words: [u64; WORDS]) -> RfdStatus {
     let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] =
         words;
@@ -132,22 +111,12 @@ fn status(words: [u64; WORDS]) -> RfdStatus {
 }
 
 fn report(status: &RfdStatus) -> Result<StepReport> {
-    let reason = u32::try_from(status.reason).unwrap_or(u32::MAX);
-    let outcome = match reason {
-        RFD_REASON_APPLIED => Outcome::Applied,
-        RFD_REASON_FOUND_INF => Outcome::Skipped(SkipReason::FoundInf),
-        RFD_REASON_NON_FINITE_LOSS => Outcome::Skipped(SkipReason::NonFiniteLoss),
-        RFD_REASON_NON_FINITE_GRADIENT => Outcome::Skipped(SkipReason::NonFiniteGradient),
-        RFD_REASON_ZERO_GRADIENT => Outcome::Skipped(SkipReason::ZeroGradient),
-        RFD_REASON_INVALID_OPTION => Outcome::Skipped(SkipReason::InvalidOption),
-        RFD_REASON_OUT_OF_RANGE => Outcome::Skipped(SkipReason::OutOfRange),
-        RFD_REASON_LOSS_BELOW_BOUND => Outcome::Skipped(SkipReason::LossBelowBound),
-        other => {
-            return Err(Error::Device(format!(
-                "its status block names a reason {other} that this release doesn't know; something overwrote it"
-            )));
-        }
-    };
+    let outcome = u32::try_from(status.reason).ok().and_then(Outcome::from_code).ok_or_else(|| {
+        Error::Device(format!(
+            "its status block names an outcome {} that this release doesn't know; something overwrote it",
+            status.reason
+        ))
+    })?;
     Ok(StepReport {
         outcome,
         loss: status.loss,

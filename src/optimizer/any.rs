@@ -1,0 +1,388 @@
+//! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their own.
+
+use std::cell::Cell;
+use std::ops::Deref;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::core::Core;
+use super::raw::Placement;
+use super::reader::{LastReport, ReportReader};
+use super::{
+    DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
+    StepReport, TensorSpec,
+};
+use crate::backend::executor::Stream;
+use crate::backend::memory;
+use crate::device::Target;
+use crate::error::{Error, Result};
+use crate::tensor::{GradRef, ParamMut};
+
+/// [`Optimizer`] or [`DeviceOptimizer`], with tensors given by address. On the host a step is done when the call returns, and
+/// the stream is [`Stream::DEFAULT`].
+#[derive(Debug)]
+pub struct AnyOptimizer {
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Host(Box<OnHost>),
+    Device(Box<DeviceOptimizer>),
+}
+
+/// What a device's optimizer keeps on the device.
+#[derive(Debug)]
+struct OnHost {
+    optimizer: Optimizer,
+    placement: Placement,
+    last: Arc<LastReport>,
+    /// The squared norms of the split form, which the caller adds up over the ranks in place.
+    norm: Box<[Cell<f64>; 2]>,
+}
+
+impl From<Optimizer> for AnyOptimizer {
+    fn from(optimizer: Optimizer) -> Self {
+        let on_host =
+            OnHost { optimizer, placement: Placement::default(), last: Arc::default(), norm: Box::default() };
+        Self { place: Place::Host(Box::new(on_host)) }
+    }
+}
+
+impl From<DeviceOptimizer> for AnyOptimizer {
+    fn from(optimizer: DeviceOptimizer) -> Self {
+        Self { place: Place::Device(Box::new(optimizer)) }
+    }
+}
+
+impl Deref for AnyOptimizer {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        match &self.place {
+            Place::Host(host) => &host.optimizer,
+            Place::Device(device) => device,
+        }
+    }
+}
+
+impl AnyOptimizer {
+    /// An optimizer for tensors in the memory of `target`.
+    ///
+    /// # Errors
+    /// As [`Optimizer::new`] and [`DeviceOptimizer::new`].
+    pub fn new(
+        method: impl Into<Method>,
+        options: Options,
+        specs: Vec<TensorSpec>,
+        target: &Target,
+    ) -> Result<Self> {
+        Ok(match target {
+            Target::Cpu => Optimizer::new(method, options, specs)?.into(),
+            Target::Device(device) => DeviceOptimizer::new(method, options, specs, device)?.into(),
+        })
+    }
+
+    /// Whether a step is only queued when the call returns.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self.place, Place::Device(_))
+    }
+
+    /// The device's optimizer, where it is one.
+    pub fn as_device(&mut self) -> Option<&mut DeviceOptimizer> {
+        match &mut self.place {
+            Place::Host(_) => None,
+            Place::Device(device) => Some(device),
+        }
+    }
+
+    /// As [`DeviceOptimizer::set_multiplier`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_multiplier(&mut self, multiplier: f64, stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.set_multiplier(multiplier),
+            Place::Device(device) => device.set_multiplier(multiplier, stream),
+        }
+    }
+
+    /// As [`DeviceOptimizer::set_max_step_size`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_max_step_size(&mut self, max_step_size: Option<f64>, stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.set_max_step_size(max_step_size),
+            Place::Device(device) => device.set_max_step_size(max_step_size, stream),
+        }
+    }
+
+    /// As [`DeviceOptimizer::set_group`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_group(&mut self, index: usize, group: Group, stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.set_group(index, group),
+            Place::Device(device) => device.set_group(index, group, stream),
+        }
+    }
+
+    /// As [`DeviceOptimizer::set_method`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn set_method(&mut self, method: impl Into<Method>, stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.set_method(method),
+            Place::Device(device) => device.set_method(method, stream),
+        }
+    }
+
+    /// One step; what it did, where that is known at once.
+    ///
+    /// # Safety
+    /// As [`DeviceOptimizer::step`]. On the host the addresses are those of this process's memory, exposed, initialised, and of
+    /// the length and format that specs and `tensors` say; parameters must not be used by others during the call, nor gradients
+    /// be written.
+    ///
+    /// # Errors
+    /// As [`DeviceOptimizer::step`].
+    pub unsafe fn step(
+        &mut self,
+        tensors: &[RawTensor],
+        input: &RawInput,
+        stream: Stream,
+    ) -> Result<Option<StepReport>> {
+        match &mut self.place {
+            Place::Host(host) => {
+                host.alone(stream)?;
+                // SAFETY: the caller vouches for the addresses.
+                let (mut params, grads) = unsafe { host.slices(tensors)? };
+                host.step(&mut params, &grads, None, &input.on_host()?).map(Some)
+            }
+            // SAFETY: the caller vouches for the addresses.
+            Place::Device(device) => unsafe { device.step(tensors, input, stream) }.map(|()| None),
+        }
+    }
+
+    /// One step of an optimizer on the host, with tensors by slice.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`]; [`Error::Device`] on a device.
+    pub fn step_slices(
+        &mut self,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        input: &StepInput,
+    ) -> Result<StepReport> {
+        match &mut self.place {
+            Place::Host(host) => host.step(params, grads, None, input),
+            Place::Device(_) => Err(Error::Device(
+                "the optimizer works on a device: copy the tensors there and give their addresses".into(),
+            )),
+        }
+    }
+
+    /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the two numbers are.
+    ///
+    /// # Safety
+    /// As [`AnyOptimizer::step`].
+    ///
+    /// # Errors
+    /// As [`DeviceOptimizer::local_squared_norm`].
+    pub unsafe fn local_squared_norm(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
+        match &mut self.place {
+            Place::Host(host) => {
+                host.alone(stream)?;
+                // SAFETY: the caller vouches for the addresses.
+                let (_, grads) = unsafe { host.slices(tensors)? };
+                let norm = host.optimizer.local_squared_norm(&grads)?;
+                host.norm[0].set(norm.euclidean);
+                host.norm[1].set(norm.sigma);
+                Ok(host.norm.as_ptr().expose_provenance() as u64)
+            }
+            // SAFETY: the caller vouches for the addresses.
+            Place::Device(device) => unsafe { device.local_squared_norm(tensors, stream) },
+        }
+    }
+
+    /// The second half, with two f64 at the address `norm`, see [`DeviceOptimizer::step_with_norm`].
+    ///
+    /// # Safety
+    /// As [`AnyOptimizer::step`], and for the two numbers.
+    ///
+    /// # Errors
+    /// As [`DeviceOptimizer::step_with_norm`].
+    pub unsafe fn step_with_norm(
+        &mut self,
+        tensors: &[RawTensor],
+        norm: u64,
+        input: &RawInput,
+        stream: Stream,
+    ) -> Result<Option<StepReport>> {
+        match &mut self.place {
+            Place::Host(host) => {
+                host.alone(stream)?;
+                let norm = super::raw::check_number("norm", norm, crate::DType::F64)?;
+                // SAFETY: not null and aligned, checked above; the caller vouches for the rest.
+                let [euclidean, sigma] =
+                    unsafe { std::ptr::with_exposed_provenance::<[f64; 2]>(norm as usize).read() };
+                // SAFETY: the caller vouches for the addresses.
+                let (mut params, grads) = unsafe { host.slices(tensors)? };
+                let norm = SquaredNorm { euclidean, sigma };
+                host.step(&mut params, &grads, Some(norm), &input.on_host()?).map(Some)
+            }
+            // SAFETY: the caller vouches for the addresses.
+            Place::Device(device) => {
+                unsafe { device.step_with_norm(tensors, norm, input, stream) }.map(|()| None)
+            }
+        }
+    }
+
+    /// Queues filling the master weights, see [`DeviceOptimizer::init_master_weights`]; on the host the first applied step makes
+    /// them.
+    ///
+    /// # Safety
+    /// As [`DeviceOptimizer::init_master_weights`].
+    ///
+    /// # Errors
+    /// As there.
+    pub unsafe fn init_master_weights(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream).map(drop),
+            // SAFETY: the caller vouches for the addresses.
+            Place::Device(device) => unsafe { device.init_master_weights(tensors, stream) },
+        }
+    }
+
+    /// What the last step did, on a device the last one that it has finished; `None` before the first. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a kernel stopped half way.
+    pub fn report(&self) -> Result<Option<StepReport>> {
+        match &self.place {
+            Place::Host(host) => Ok(host.last.get()),
+            Place::Device(device) => device.report(),
+        }
+    }
+
+    /// What the last step on the stream did, after waiting for it.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with what the driver reports.
+    pub fn wait_report(&self, stream: Stream) -> Result<Option<StepReport>> {
+        match &self.place {
+            Place::Host(host) => on_host(stream).map(|()| host.last.get()),
+            Place::Device(device) => device.wait_report(stream),
+        }
+    }
+
+    /// A handle to [`AnyOptimizer::report`] for another thread.
+    pub fn report_reader(&self) -> ReportReader {
+        match &self.place {
+            Place::Host(host) => ReportReader::of_host(host.last.clone()),
+            Place::Device(device) => device.report_reader(),
+        }
+    }
+
+    /// As [`DeviceOptimizer::save_state`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_state(&self, path: &Path, stream: Stream) -> Result<()> {
+        crate::files::write_atomically(path, &self.state_to_bytes(stream)?)
+    }
+
+    /// As [`DeviceOptimizer::load_state`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
+        self.load_state_from_bytes(&crate::files::read_regular(path)?, stream)
+    }
+
+    /// As [`DeviceOptimizer::state_to_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
+        match &self.place {
+            Place::Host(host) => {
+                on_host(stream)?;
+                host.optimizer.state_to_bytes()
+            }
+            Place::Device(device) => device.state_to_bytes(stream),
+        }
+    }
+
+    /// As [`DeviceOptimizer::load_state_from_bytes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.load_state_from_bytes(bytes),
+            Place::Device(device) => device.load_state_from_bytes(bytes, stream),
+        }
+    }
+}
+
+/// An error for a stream, of which the host has none.
+fn on_host(stream: Stream) -> Result<()> {
+    if stream == Stream::DEFAULT {
+        return Ok(());
+    }
+    let given = format!("{:#x}", stream.as_raw());
+    Err(Error::invalid("stream", given, "must be null: this optimizer works on the CPU"))
+}
+
+impl OnHost {
+    /// The optimizer, which needs no stream.
+    fn alone(&mut self, stream: Stream) -> Result<&mut Optimizer> {
+        on_host(stream)?;
+        Ok(&mut self.optimizer)
+    }
+
+    fn step(
+        &mut self,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        norm: Option<SquaredNorm>,
+        input: &StepInput,
+    ) -> Result<StepReport> {
+        let report = match norm {
+            None => self.optimizer.step(params, grads, input)?,
+            Some(norm) => self.optimizer.step_with_norm(params, grads, norm, input)?,
+        };
+        self.last.set(report);
+        Ok(report)
+    }
+
+    /// Slices of all tensors, once it is known that no parameter overlaps anything.
+    ///
+    /// # Safety
+    /// As [`AnyOptimizer::step`], for `'a`.
+    unsafe fn slices<'a>(&mut self, tensors: &[RawTensor]) -> Result<(Vec<ParamMut<'a>>, Vec<GradRef<'a>>)> {
+        let core: &Core = &self.optimizer;
+        self.placement.check(core, tensors)?;
+        let list = || core.specs().zip(core.lens()).zip(tensors);
+        let params = list()
+            .map(|((spec, &len), tensor)| {
+                // SAFETY: `check` has accepted address, length and format, and found that nothing else of this step overlaps the
+                // parameter; the caller vouches for the rest.
+                unsafe { memory::param_mut(tensor.param, len, spec.dtype) }
+            })
+            .collect();
+        let grads = list()
+            .map(|((_, &len), tensor)| match tensor.grad {
+                0 => GradRef::Missing,
+                // SAFETY: `check` has accepted address, length and format, and found that no parameter overlaps the gradient; the
+                // caller vouches for the rest.
+                grad => unsafe { memory::grad_ref(grad, len, tensor.grad_dtype) },
+            })
+            .collect();
+        Ok((params, grads))
+    }
+}

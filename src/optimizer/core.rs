@@ -1,0 +1,143 @@
+//! What the optimizers on host and device have in common: method, options and tensors, with their checks and changes.
+
+use std::collections::HashSet;
+
+use super::{Group, Method, Options, TensorSpec};
+use crate::covariance::Model;
+use crate::error::{Error, Result};
+
+/// What an optimizer was made of and works with; every optimizer derefs to it.
+#[derive(Clone, Debug)]
+pub struct Core {
+    method: Method,
+    options: Options,
+    specs: Vec<TensorSpec>,
+    lens: Vec<usize>,
+}
+
+impl Core {
+    /// Checks all parts, each and together.
+    pub(crate) fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
+        let method = method.into();
+        options.validate()?;
+        method.descent().check(options.groups.len())?;
+        method.descent().check_tensors(&specs)?;
+        let lens = check_specs(&options, &specs)?;
+        Ok(Self { method, options, specs, lens })
+    }
+
+    /// How steps are chosen.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// The fitted covariance model; `None` with a method that has none.
+    pub fn model(&self) -> Option<&Model> {
+        self.method.model()
+    }
+
+    /// The options in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The tensors, in the order in which steps expect them.
+    pub fn specs(&self) -> impl ExactSizeIterator<Item = &TensorSpec> {
+        self.specs.iter()
+    }
+
+    /// The same as a slice.
+    pub(crate) fn spec_list(&self) -> &[TensorSpec] {
+        &self.specs
+    }
+
+    /// Number of elements, by tensor.
+    pub(crate) fn lens(&self) -> &[usize] {
+        &self.lens
+    }
+
+    /// The group of a tensor.
+    pub(crate) fn group_of(&self, tensor: usize) -> &Group {
+        &self.options.groups[self.specs[tensor].group]
+    }
+
+    /// What the velocity of a tensor is multiplied with in each step; 0 when it has none.
+    pub(crate) fn velocity_decay_of(&self, tensor: usize) -> f64 {
+        self.method.descent().velocity_decay(self.specs[tensor].group)
+    }
+
+    /// Replaces options that are checked; on an error all stays as it was.
+    pub(crate) fn change_options(&mut self, change: impl FnOnce(&mut Options)) -> Result<()> {
+        let mut options = self.options.clone();
+        change(&mut options);
+        options.validate()?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// Replaces the options of one group; those it had.
+    pub(crate) fn set_group(&mut self, index: usize, group: Group) -> Result<Group> {
+        let count = self.options.groups.len();
+        let Some(old) = self.options.groups.get_mut(index) else {
+            return Err(Error::invalid("group", index, format!("there are {count} groups")));
+        };
+        group.validate(index)?;
+        Ok(std::mem::replace(old, group))
+    }
+
+    /// Replaces the settings of the method; those it had.
+    pub(crate) fn set_method(&mut self, method: Method) -> Result<Method> {
+        method.descent().check(self.options.groups.len())?;
+        self.method.descent().check_change(&method)?;
+        Ok(std::mem::replace(&mut self.method, method))
+    }
+
+    /// An error unless the two halves of a step in sharded training can do what method and options ask for.
+    pub(crate) fn check_sharded(&self) -> Result<()> {
+        self.method.descent().check_sharded()?;
+        if self.options.groups.iter().any(|group| group.norm_lock) {
+            let expected =
+                "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
+            return Err(Error::invalid("norm_lock", true, expected));
+        }
+        Ok(())
+    }
+
+    /// An error unless a list has something for each tensor.
+    pub(crate) fn check_count(&self, what: &str, count: usize) -> Result<()> {
+        if count == self.specs.len() {
+            return Ok(());
+        }
+        let expected = format!("the optimizer was made for {} tensors; give one for each", self.specs.len());
+        Err(Error::invalid(&format!("number of {what}"), count, expected))
+    }
+}
+
+/// Checks tensors before an optimizer is made of them; their lengths.
+fn check_specs(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
+    let mut names = HashSet::new();
+    specs
+        .iter()
+        .map(|spec| {
+            if !names.insert(&spec.name) {
+                return Err(Error::tensor(
+                    &spec.name,
+                    "is listed twice; give each tensor once, by a name of its own",
+                ));
+            }
+            if spec.group >= options.groups.len() {
+                let problem =
+                    format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
+                return Err(Error::tensor(&spec.name, problem));
+            }
+            let len = spec.len()?;
+            if spec.offset.checked_add(len as u64).is_none() {
+                return Err(Error::tensor(
+                    &spec.name,
+                    format!("ends beyond 2^64 elements, at offset {}", spec.offset),
+                ));
+            }
+            Ok(len)
+        })
+        .collect()
+}

@@ -1,0 +1,83 @@
+//! Velocities and master weights on the device.
+
+use super::DeviceOptimizer;
+use crate::backend::executor::Stream;
+use crate::error::Result;
+use crate::optimizer::TensorSpec;
+use crate::tensor::DType;
+
+/// Those of one tensor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Buffers {
+    /// Address of the velocity, 0 for none.
+    pub velocity: u64,
+    /// Address of the master weights, 0 for none.
+    pub master: u64,
+    /// Whether the master weights hold something.
+    pub master_ready: bool,
+}
+
+/// Bytes of the velocity of so many elements.
+pub(super) fn velocity_bytes(spec: &TensorSpec, len: usize) -> usize {
+    len * spec.dtype.state().size()
+}
+
+/// Bytes of master weights.
+pub(super) fn master_bytes(len: usize) -> usize {
+    len * DType::F32.size()
+}
+
+impl DeviceOptimizer {
+    /// Makes velocities, at rest, for those of the tensors that have none.
+    pub(super) fn require_velocities(&mut self, tensors: Vec<usize>) -> Result<()> {
+        let missing: Vec<usize> = tensors.into_iter().filter(|&k| self.buffers[k].velocity == 0).collect();
+        let (specs, lens) = (self.core.spec_list(), self.core.lens());
+        let sizes: Vec<usize> = missing.iter().map(|&k| velocity_bytes(&specs[k], lens[k])).collect();
+        for (k, address) in missing.into_iter().zip(self.allocate(&sizes)?) {
+            self.buffers[k].velocity = address;
+        }
+        Ok(())
+    }
+
+    /// Makes master weights, not yet filled, for all tensors that can have some.
+    pub(super) fn require_masters(&mut self) -> Result<()> {
+        let halves: Vec<usize> = (self.core.specs().enumerate())
+            .filter(|(_, spec)| spec.dtype.is_half())
+            .map(|(k, _)| k)
+            .collect();
+        let sizes: Vec<usize> = halves.iter().map(|&k| master_bytes(self.core.lens()[k])).collect();
+        for (k, address) in halves.into_iter().zip(self.allocate(&sizes)?) {
+            self.buffers[k].master = address;
+        }
+        Ok(())
+    }
+
+    /// One allocation for buffers of the given sizes; their addresses, multiples of 256.
+    fn allocate(&mut self, sizes: &[usize]) -> Result<Vec<u64>> {
+        if sizes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut end = 0;
+        let mut offsets = Vec::with_capacity(sizes.len());
+        for size in sizes {
+            offsets.push(end);
+            end += size.next_multiple_of(256);
+        }
+        let slab = self.device.allocate(end)?;
+        let base = slab.address();
+        self.slabs.push(slab);
+        self.prepared = None;
+        Ok(offsets.into_iter().map(|offset| base + offset as u64).collect())
+    }
+
+    /// Brings a velocity to rest.
+    pub(super) fn clear_velocity(&self, tensor: usize, stream: Stream) -> Result<()> {
+        let address = self.buffers[tensor].velocity;
+        let bytes = velocity_bytes(&self.core.spec_list()[tensor], self.core.lens()[tensor]);
+        if address == 0 || bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: this optimizer's own buffer, by its size, a multiple of 4; its kernels use the same stream.
+        unsafe { self.device.executor().fill(address, 0, bytes / 4, stream) }
+    }
+}

@@ -1,0 +1,176 @@
+//! How steps follow from losses and gradients.
+//!
+//! A method is one type on the host, here, and one header on the device (`kernels/methods/`). [`Descent`] is what it has
+//! to say: which sums it needs, how it decides, what it remembers. Nobody else asks which method it is.
+
+mod adaptive;
+mod fitted;
+mod history;
+mod trust;
+
+pub use adaptive::{Adaptive, Anisotropy};
+pub use fitted::Fitted;
+pub(crate) use history::{History, Names};
+
+use super::core::Core;
+use super::decision::{Decision, Norms};
+use super::report::{SkipReason, StepInput};
+use super::spec::TensorSpec;
+use crate::backend::abi::{RfdSettings, RfdStep};
+use crate::backend::executor::Kind;
+use crate::covariance::Model;
+use crate::error::{Error, Result};
+
+/// How an optimizer chooses its steps.
+#[derive(Clone, Debug)]
+pub enum Method {
+    /// Random Function Descent as published: steps from a covariance model fitted to samples.
+    Fitted(Fitted),
+    /// Steps from what training itself shows, without a fit.
+    Adaptive(Adaptive),
+}
+
+impl From<Model> for Method {
+    fn from(model: Model) -> Self {
+        Fitted::new(model).into()
+    }
+}
+
+impl From<Fitted> for Method {
+    fn from(fitted: Fitted) -> Self {
+        Method::Fitted(fitted)
+    }
+}
+
+impl From<Adaptive> for Method {
+    fn from(adaptive: Adaptive) -> Self {
+        Method::Adaptive(adaptive)
+    }
+}
+
+impl Method {
+    /// Its name, as in saved states: `fitted` or `adaptive`.
+    pub fn name(&self) -> &'static str {
+        self.descent().name()
+    }
+
+    /// The fitted covariance model; `None` with a method that has none.
+    pub fn model(&self) -> Option<&Model> {
+        match self {
+            Method::Fitted(fitted) => Some(&fitted.model),
+            Method::Adaptive(_) => None,
+        }
+    }
+
+    pub(crate) fn descent(&self) -> &dyn Descent {
+        match self {
+            Method::Fitted(fitted) => fitted,
+            Method::Adaptive(adaptive) => adaptive,
+        }
+    }
+
+    /// What an optimizer remembers before its first step.
+    pub(crate) fn fresh_history(&self, tensors: usize) -> History {
+        self.descent().names().fresh(tensors)
+    }
+}
+
+/// What a method has to say.
+pub(crate) trait Descent {
+    /// As in saved states and errors.
+    fn name(&self) -> &'static str;
+
+    /// An error for a setting outside its domain; there are so many groups.
+    fn check(&self, groups: usize) -> Result<()>;
+
+    /// An error unless it can work on these tensors.
+    fn check_tensors(&self, _specs: &[TensorSpec]) -> Result<()> {
+        Ok(())
+    }
+
+    /// An error unless an optimizer can go on with `new` in its place.
+    fn check_change(&self, new: &Method) -> Result<()>;
+
+    /// An error unless a step can be decided from the sums of all squares alone, as in the split form.
+    fn check_sharded(&self) -> Result<()>;
+
+    /// What the velocities of a group are multiplied with in each step; 0 when it has none.
+    fn velocity_decay(&self, group: usize) -> f64;
+
+    /// Which kernels it takes; they say which sums it needs.
+    fn kind(&self) -> Kind;
+
+    /// The step, or why there is none.
+    fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason>;
+
+    /// What the numbers are called that it remembers, and what they are before the first step.
+    fn names(&self) -> Names {
+        Names::NONE
+    }
+
+    /// An error unless numbers can be what steps have left: they come from files, too.
+    fn check_history(&self, _history: &History) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
+    /// Settings that a saved state must share with the optimizer that loads it.
+    fn lasting_settings(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Writes what the kernels need of it into the launch's parameters; its history lies at the address given.
+    fn place(&self, step: &mut RfdStep, history: u64) -> Result<()>;
+
+    /// Writes those of its settings that may change between replays of a captured step.
+    fn place_settings(&self, _settings: &mut RfdSettings) {}
+}
+
+/// What a step knows when it is decided.
+pub(crate) struct Seen<'a> {
+    pub core: &'a Core,
+    pub input: &'a StepInput,
+    /// Those of the gradients.
+    pub norms: Norms,
+    pub applied_steps: u64,
+    /// By tensor, `None` for one that takes no part in the step. Empty in the split form.
+    pub tensors: &'a [Option<TensorSums>],
+}
+
+/// Squared norms of one tensor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorSums {
+    /// ‖g_k‖², gradient scale removed.
+    pub squares: f64,
+    /// ‖v_k‖² of the new velocity where the method moves along it, else ‖g_k‖².
+    pub direction: f64,
+}
+
+/// What a step is going to do.
+#[derive(Debug)]
+pub(crate) struct StepPlan {
+    pub decision: Decision,
+    /// By tensor: multiplies what all tensors' updates share. `None`: 1 for all.
+    pub scales: Option<Vec<f64>>,
+    /// What is remembered once the step is done.
+    pub history: History,
+}
+
+impl StepPlan {
+    pub(crate) fn scale(&self, tensor: usize) -> f64 {
+        self.scales.as_ref().map_or(1.0, |scales| scales[tensor])
+    }
+}
+
+/// The error of [`Descent::check_change`] for what can't change.
+fn fixed(name: &str, value: impl ToString) -> Error {
+    Error::invalid(name, value, "can't change while the optimizer lives; make a new one and load its state")
+}
+
+/// The error of [`Descent::check_change`] for another method.
+fn another_method(own: &'static str, given: &'static str) -> Error {
+    Error::invalid(
+        "method",
+        given,
+        format!("the optimizer was made with the {own} method; give one of that kind"),
+    )
+}
