@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use super::buffer::rfd_buffer;
 use super::design::{RFD_DESIGN_GIBBS, kind};
 use super::fit::rfd_fit;
-use super::pointers::{Out, OutStruct, Versioned, initialise, path, read};
+use super::pointers::{Out, OutStruct, Versioned, initialise, path, read_or_default};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
@@ -299,9 +299,8 @@ impl Call {
     ) -> Result<Self> {
         // SAFETY: the caller vouches for them.
         unsafe {
-            let options = if options.is_null() { rfd_auto_fit_options::DEFAULT } else { read(options)? };
             Ok(Call {
-                options: options.convert()?,
+                options: read_or_default(options)?.convert()?,
                 fit: OutStruct::new(fit)?,
                 statistics: Out::optional(statistics, "statistics")?,
                 warnings: Out::optional(warnings, "warnings")?,

@@ -1,7 +1,7 @@
 //! Checks of what C passes: null, alignment, text, and structs whose size says from which release's header
 //! they are.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -189,6 +189,15 @@ pub(super) unsafe fn read<T: Versioned>(pointer: *const T) -> Result<T> {
     Ok(value)
 }
 
+/// The same for a struct that may be null, for its defaults.
+///
+/// # Safety
+/// As [`read`].
+pub(super) unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
+    // SAFETY: the caller vouches for the same.
+    if pointer.is_null() { Ok(T::DEFAULT) } else { unsafe { read(pointer) } }
+}
+
 /// Writes the default to a struct of the given size.
 ///
 /// # Safety
@@ -294,12 +303,9 @@ impl<T: Versioned> Array<'_, T> {
     }
 }
 
-/// An error unless the stream is null, as on the CPU.
-pub(super) fn no_stream(stream: *mut c_void) -> Result<()> {
-    if stream.is_null() {
-        return Ok(());
-    }
-    Err(Failure::invalid("stream", format!("{stream:p}"), "must be null: this optimizer works on the CPU"))
+/// An address as a number.
+pub(super) fn address<T>(pointer: *const T) -> u64 {
+    pointer.expose_provenance() as u64
 }
 
 #[cfg(test)]

@@ -1,96 +1,55 @@
 //! The handle of an optimizer.
 
 mod adaptive;
-mod backend;
-mod device;
 mod fitted;
-mod host;
 mod structs;
+mod tensors;
 
 use std::ffi::{c_char, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 pub use self::adaptive::*;
-use self::backend::{Backend, Tensors};
 pub use self::fitted::*;
-use self::host::Host;
 pub use self::structs::*;
+use self::tensors::{Place, Tensors};
 use super::buffer::rfd_buffer;
 use super::pointers::{
-    Array, Out, OutStruct, Versioned, destroy, lock, no_stream, path, read, shared, slice,
+    Array, Out, OutStruct, address, check, destroy, lock, path, read, read_or_default, shared, slice,
 };
-use super::status::{Failure, RFD_ERROR_NULL, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
-use rfdescent::device::{Device, StatusReader};
-use rfdescent::optimizer::DeviceOptimizer;
-use rfdescent::optimizer::{Group, Method, Optimizer, StepReport};
+use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
+use rfdescent::device::{Stream, Target};
+use rfdescent::optimizer::{AnyOptimizer, Group, Method, RawTensor, ReportReader};
 
-/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a
-/// time: a call while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and
-/// rfd_optimizer_wait_report may be called at any time. Different optimizers are independent.
+/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call
+/// while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and rfd_optimizer_wait_report may be
+/// called at any time. Different optimizers are independent.
 pub struct rfd_optimizer {
-    backend: Mutex<Box<dyn Backend>>,
-    status: Status,
+    inner: Mutex<Inner>,
+    /// Beside the optimizer, so that reports can be read while a step runs.
+    reports: ReportReader,
+    place: Place,
 }
 
-/// Where the report of the last step is, beside the optimizer, so that it can be read while a step runs.
-enum Status {
-    Host(Mutex<rfd_step_report>),
-    Device(Device, StatusReader),
+/// What one thread at a time may use.
+struct Inner {
+    optimizer: AnyOptimizer,
+    /// The last step's, for their memory.
+    tensors: Vec<RawTensor>,
 }
 
 impl rfd_optimizer {
-    fn on_host(optimizer: Optimizer) -> Self {
-        let backend: Box<dyn Backend> = Box::new(Host::new(optimizer));
-        let status = Status::Host(Mutex::new(rfd_step_report::from_none()));
-        Self { backend: Mutex::new(backend), status }
+    fn new(optimizer: AnyOptimizer, place: Place) -> Self {
+        let reports = optimizer.report_reader();
+        Self { inner: Mutex::new(Inner { optimizer, tensors: Vec::new() }), reports, place }
     }
 
-    fn on_device(optimizer: DeviceOptimizer, index: u32) -> Self {
-        let status = Status::Device(optimizer.device().clone(), optimizer.status_reader());
-        let backend: Box<dyn Backend> = Box::new(device::OnDevice::new(optimizer, index));
-        Self { backend: Mutex::new(backend), status }
-    }
-
-    fn lock(&self) -> Result<MutexGuard<'_, Box<dyn Backend>>> {
-        lock(&self.backend, "optimizer")
-    }
-
-    fn record(&self, report: StepReport) {
-        match &self.status {
-            Status::Host(last) => *last.lock().unwrap_or_else(PoisonError::into_inner) = report.into(),
-            Status::Device(..) => {}
-        }
-    }
-
-    fn report(&self) -> Result<rfd_step_report> {
-        match &self.status {
-            Status::Host(last) => Ok(*last.lock().unwrap_or_else(PoisonError::into_inner)),
-            Status::Device(_, reader) => Ok(reader.read()?.map_or(rfd_step_report::from_none(), Into::into)),
-        }
-    }
-
-    fn wait(&self, stream: *mut c_void) -> Result<()> {
-        match &self.status {
-            Status::Host(_) => no_stream(stream),
-            Status::Device(device, _) => Ok(device.synchronize(device::stream(stream))?),
-        }
+    fn lock(&self) -> Result<MutexGuard<'_, Inner>> {
+        lock(&self.inner, "optimizer")
     }
 }
 
-impl rfd_step_report {
-    /// Before the first step.
-    fn from_none() -> Self {
-        Self::DEFAULT
-    }
-}
-
-/// A struct that may be null, for its defaults.
-///
-/// # Safety
-/// As [`read`].
-unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
-    // SAFETY: the caller vouches for the same.
-    if pointer.is_null() { Ok(T::DEFAULT) } else { unsafe { read(pointer) } }
+fn stream(stream: *mut c_void) -> Stream {
+    Stream::from_raw(address(stream))
 }
 
 /// An optimizer of either method.
@@ -99,35 +58,33 @@ unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
 /// `options` and `specs` are what the header says of them.
 unsafe fn create(
     method: impl Into<Method>,
-    fitted: Option<&Fitted>,
     options: *const rfd_optimizer_options,
     specs: *const rfd_tensor_spec,
     count: usize,
 ) -> Result<rfd_optimizer> {
     // SAFETY: the caller vouches for both, and for what they point to.
-    let (options, mut converted, specs) = unsafe {
+    let (options, converted, specs) = unsafe {
         let options = read_or_default(options)?;
         let specs = Array::new(specs, count, "specs")?;
         let converted = options.convert()?;
         (options, converted, specs.iter().map(|spec| spec?.convert()).collect::<Result<Vec<_>>>()?)
     };
-    if let Some(fitted) = fitted {
-        fitted.add_to(&mut converted)?;
-    }
-    match options.device_kind {
-        RFD_DEVICE_CPU if options.device_index != 0 => {
-            Err(Failure::invalid("device_index", options.device_index, "must be 0 for the CPU"))
+    let place = Place { kind: options.device_kind, index: options.device_index };
+    let optimizer = AnyOptimizer::new(method, converted, specs, &target(place)?)?;
+    Ok(rfd_optimizer::new(optimizer, place))
+}
+
+fn target(place: Place) -> Result<Target> {
+    match place.kind {
+        RFD_DEVICE_CPU if place.index != 0 => {
+            Err(Failure::invalid("device_index", place.index, "must be 0 for the CPU"))
         }
-        RFD_DEVICE_CPU => Ok(rfd_optimizer::on_host(Optimizer::new(method, converted, specs)?)),
+        RFD_DEVICE_CPU => Ok(Target::Cpu),
         RFD_DEVICE_CUDA if !cfg!(feature = "cuda") => Err(Failure::new(
             RFD_ERROR_UNSUPPORTED,
             "device_kind = RFD_DEVICE_CUDA: this library was built without CUDA; build it with the feature `cuda`",
         )),
-        RFD_DEVICE_CUDA => {
-            let device = rfdescent::cuda::device(options.device_index as usize)?;
-            let optimizer = DeviceOptimizer::new(method, converted, specs, &device)?;
-            Ok(rfd_optimizer::on_device(optimizer, options.device_index))
-        }
+        RFD_DEVICE_CUDA => Ok(Target::Device(rfdescent::cuda::device(place.index as usize)?)),
         kind => Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
     }
 }
@@ -152,12 +109,9 @@ pub unsafe extern "C" fn rfd_fitted_optimizer_create(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (fitted, out) = unsafe { (read(fitted)?.convert()?, Out::new(optimizer, "optimizer")?) };
-        let Some(model) = fitted.model.clone() else {
-            return Err(Failure::new(RFD_ERROR_NULL, "model is null"));
-        };
+        let (fitted, out) = unsafe { (read(fitted)?.convert(None)?, Out::new(optimizer, "optimizer")?) };
         // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(model, Some(&fitted), options, specs, count)? });
+        out.set_handle(unsafe { create(fitted, options, specs, count)? });
         Ok(())
     })
 }
@@ -180,7 +134,7 @@ pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
         // SAFETY: the header says what these may point to.
         let (adaptive, out) = unsafe { (read_or_default(adaptive)?, Out::new(optimizer, "optimizer")?) };
         // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(adaptive.convert()?, None, options, specs, count)? });
+        out.set_handle(unsafe { create(adaptive.convert()?, options, specs, count)? });
         Ok(())
     })
 }
@@ -193,59 +147,61 @@ pub unsafe extern "C" fn rfd_optimizer_destroy(optimizer: *mut rfd_optimizer) {
     unsafe { destroy(optimizer) }
 }
 
-/// Everything that a step is given by pointer.
-struct StepArguments<'a> {
-    optimizer: &'a rfd_optimizer,
-    tensors: Tensors<'a>,
+/// The optimizer and the tensors of a step, which are given by pointer.
+///
+/// # Safety
+/// `optimizer` is null or a live handle; the lists are null or point to `count` descriptors.
+unsafe fn arguments<'a>(
+    optimizer: *mut rfd_optimizer,
+    params: *const rfd_tensor,
+    grads: *const rfd_tensor,
+    count: usize,
+) -> Result<(&'a rfd_optimizer, Tensors<'a>)> {
+    // SAFETY: the caller vouches for these.
+    unsafe {
+        let optimizer = shared(optimizer, "optimizer")?;
+        let grads = Some(Array::new(grads, count, "grads")?);
+        Ok((
+            optimizer,
+            Tensors { params: Array::new(params, count, "params")?, grads, place: optimizer.place },
+        ))
+    }
 }
 
-impl<'a> StepArguments<'a> {
-    /// # Safety
-    /// `optimizer` is null or a live handle; the lists are null or point to `count` descriptors.
-    unsafe fn new(
-        optimizer: *mut rfd_optimizer,
-        params: *const rfd_tensor,
-        grads: *const rfd_tensor,
-        count: usize,
-    ) -> Result<Self> {
-        // SAFETY: the caller vouches for these.
-        unsafe {
-            let optimizer = shared(optimizer, "optimizer")?;
-            let tensors = Tensors {
-                params: Array::new(params, count, "params")?,
-                grads: Array::new(grads, count, "grads")?,
-            };
-            Ok(Self { optimizer, tensors })
-        }
+/// A whole step, or with `norm` the second half of one.
+///
+/// # Safety
+/// The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of the tensors; `norm` points
+/// to two numbers where the tensors are.
+unsafe fn step(
+    (optimizer, tensors): (&rfd_optimizer, Tensors<'_>),
+    norm: Option<*const f64>,
+    input: *const rfd_step_input,
+    on: *mut c_void,
+    report: *mut rfd_step_report,
+) -> Result<()> {
+    // SAFETY: null or structs whose size says how long they are, says the caller.
+    let (input, out) =
+        unsafe { (read(input)?, if report.is_null() { None } else { Some(OutStruct::new(report)?) }) };
+    let input = input.convert()?;
+    let mut inner = optimizer.lock()?;
+    let Inner { optimizer, tensors: scratch } = &mut *inner;
+    if out.is_some() && optimizer.is_on_device() {
+        let expected = "must be null: a step on a device is only queued; ask rfd_optimizer_report";
+        return Err(Failure::invalid("report", format!("{report:p}"), expected));
     }
-
-    /// # Safety As [`Backend::step`]; `input` and `report` are null or point to structs whose size says how
-    /// long they are.
-    unsafe fn step(
-        self,
-        norm: Option<*const f64>,
-        input: *const rfd_step_input,
-        stream: *mut c_void,
-        report: *mut rfd_step_report,
-    ) -> Result<()> {
-        // SAFETY: the caller vouches for these.
-        let (input, out) =
-            unsafe { (read(input)?, if report.is_null() { None } else { Some(OutStruct::new(report)?) }) };
-        if out.is_some() && !matches!(self.optimizer.status, Status::Host(_)) {
-            let expected = "must be null: a step on a device is only queued; ask rfd_optimizer_report";
-            return Err(Failure::invalid("report", format!("{report:p}"), expected));
+    tensors.locate(optimizer, scratch)?;
+    // SAFETY: `locate` compared lengths, formats and places with the specs; the caller vouches for the memory and the stream.
+    let done = unsafe {
+        match norm {
+            None => optimizer.step(scratch, &input, stream(on))?,
+            Some(norm) => optimizer.step_with_norm(scratch, address(norm), &input, stream(on))?,
         }
-        let mut backend = self.optimizer.lock()?;
-        // SAFETY: the caller vouches for the memory of the tensors.
-        let done = unsafe { backend.step(self.tensors, norm, &input, stream)? };
-        if let Some(done) = done {
-            self.optimizer.record(done);
-            if let Some(out) = out {
-                out.set(&done.into());
-            }
-        }
-        Ok(())
+    };
+    if let (Some(out), Some(done)) = (out, done) {
+        out.set(&done.into());
     }
+    Ok(())
 }
 
 /// One step: norm, step size, update of all parameters.
@@ -276,7 +232,7 @@ pub unsafe extern "C" fn rfd_optimizer_step(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        unsafe { StepArguments::new(optimizer, params, grads, count)?.step(None, input, stream, report) }
+        unsafe { step(arguments(optimizer, params, grads, count)?, None, input, stream, report) }
     })
 }
 
@@ -299,11 +255,14 @@ pub unsafe extern "C" fn rfd_optimizer_squared_norm(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (step, out) =
-            unsafe { (StepArguments::new(optimizer, params, grads, count)?, Out::new(norm, "norm")?) };
-        let mut backend = step.optimizer.lock()?;
-        // SAFETY: the header says so of the memory of the tensors.
-        out.set(unsafe { backend.squared_norm(step.tensors, stream)? });
+        let ((optimizer, tensors), out) =
+            unsafe { (arguments(optimizer, params, grads, count)?, Out::new(norm, "norm")?) };
+        let mut inner = optimizer.lock()?;
+        let Inner { optimizer, tensors: scratch } = &mut *inner;
+        tensors.locate(optimizer, scratch)?;
+        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the memory is there.
+        let norm = unsafe { optimizer.local_squared_norm(scratch, self::stream(stream))? };
+        out.set(std::ptr::with_exposed_provenance_mut(norm as usize));
         Ok(())
     })
 }
@@ -326,11 +285,9 @@ pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     report: *mut rfd_step_report,
 ) -> rfd_status {
     guard(|| {
-        super::pointers::check(norm, "norm")?;
+        check(norm, "norm")?;
         // SAFETY: the header says what these may point to.
-        unsafe {
-            StepArguments::new(optimizer, params, grads, count)?.step(Some(norm), input, stream, report)
-        }
+        unsafe { step(arguments(optimizer, params, grads, count)?, Some(norm), input, stream, report) }
     })
 }
 
@@ -350,8 +307,12 @@ pub unsafe extern "C" fn rfd_optimizer_init_master_weights(
         // SAFETY: the header says what these may point to.
         let (optimizer, params) =
             unsafe { (shared(optimizer, "optimizer")?, Array::new(params, count, "params")?) };
-        // SAFETY: the header says so of the memory of the tensors.
-        unsafe { optimizer.lock()?.init_master_weights(params, stream) }
+        let tensors = Tensors { params, grads: None, place: optimizer.place };
+        let mut inner = optimizer.lock()?;
+        let Inner { optimizer, tensors: scratch } = &mut *inner;
+        tensors.locate(optimizer, scratch)?;
+        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the memory is there.
+        Ok(unsafe { optimizer.init_master_weights(scratch, self::stream(stream))? })
     })
 }
 
@@ -367,7 +328,7 @@ pub unsafe extern "C" fn rfd_optimizer_report(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, OutStruct::new(report)?) };
-        out.set(&optimizer.report()?);
+        out.set(&optimizer.reports.read()?.into());
         Ok(())
     })
 }
@@ -385,8 +346,11 @@ pub unsafe extern "C" fn rfd_optimizer_wait_report(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, OutStruct::new(report)?) };
-        optimizer.wait(stream)?;
-        out.set(&optimizer.report()?);
+        if optimizer.place.kind == RFD_DEVICE_CPU && !stream.is_null() {
+            let expected = "must be null: this optimizer works on the CPU";
+            return Err(Failure::invalid("stream", format!("{stream:p}"), expected));
+        }
+        out.set(&optimizer.reports.wait(self::stream(stream))?.into());
         Ok(())
     })
 }
@@ -404,7 +368,8 @@ pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: null or a live handle, says the header.
-        unsafe { shared(optimizer, "optimizer")? }.lock()?.set_multiplier(multiplier, stream)
+        let optimizer = unsafe { shared(optimizer, "optimizer")? };
+        Ok(optimizer.lock()?.optimizer.set_multiplier(multiplier, self::stream(stream))?)
     })
 }
 
@@ -423,8 +388,15 @@ pub unsafe extern "C" fn rfd_optimizer_set_fitted(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (optimizer, fitted) = unsafe { (shared(optimizer, "optimizer")?, read(fitted)?.convert()?) };
-        fitted.set(&mut **optimizer.lock()?, stream)
+        let (optimizer, fitted) = unsafe { (shared(optimizer, "optimizer")?, read(fitted)?) };
+        let mut inner = optimizer.lock()?;
+        let method = inner.optimizer.method();
+        if method.model().is_none() {
+            return Err(Failure::invalid("method", method.name(), "must be that of a fitted model"));
+        }
+        // SAFETY: the header says so of the model and the numbers.
+        let fitted = unsafe { fitted.convert(method.model())? };
+        Ok(inner.optimizer.set_method(fitted, self::stream(stream))?)
     })
 }
 
@@ -439,10 +411,11 @@ pub unsafe extern "C" fn rfd_optimizer_set_weight_decay(
     guard(|| {
         // SAFETY: null or a live handle, says the header.
         let optimizer = unsafe { shared(optimizer, "optimizer")? };
-        let mut backend = optimizer.lock()?;
-        let old = backend.options().groups.get(group).copied();
+        let mut inner = optimizer.lock()?;
+        let old = inner.optimizer.options().groups.get(group).copied();
         // A group that does not exist is the optimizer's to refuse.
-        backend.set_group(group, Group { weight_decay, ..old.unwrap_or_default() }, stream)
+        let new = Group { weight_decay, ..old.unwrap_or_default() };
+        Ok(inner.optimizer.set_group(group, new, self::stream(stream))?)
     })
 }
 
@@ -459,9 +432,7 @@ pub unsafe extern "C" fn rfd_optimizer_set_group(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, settings) = unsafe { (shared(optimizer, "optimizer")?, read(settings)?) };
-        let mut backend = optimizer.lock()?;
-        let momentum = backend.options().groups.get(group).map_or(0.0, |group| group.momentum);
-        backend.set_group(group, Group { momentum, ..settings.convert()? }, stream)
+        Ok(optimizer.lock()?.optimizer.set_group(group, settings.convert()?, self::stream(stream))?)
     })
 }
 
@@ -479,7 +450,7 @@ pub unsafe extern "C" fn rfd_optimizer_save_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, file) = unsafe { (shared(optimizer, "optimizer")?, path(file, "file")?) };
-        optimizer.lock()?.save_state(file, stream)
+        Ok(optimizer.lock()?.optimizer.save_state(file, self::stream(stream))?)
     })
 }
 
@@ -498,7 +469,7 @@ pub unsafe extern "C" fn rfd_optimizer_load_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, file) = unsafe { (shared(optimizer, "optimizer")?, path(file, "file")?) };
-        optimizer.lock()?.load_state(file, stream)
+        Ok(optimizer.lock()?.optimizer.load_state(file, self::stream(stream))?)
     })
 }
 
@@ -515,7 +486,7 @@ pub unsafe extern "C" fn rfd_optimizer_get_state(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, Out::new(state, "state")?) };
-        let bytes = optimizer.lock()?.state_to_bytes(stream)?;
+        let bytes = optimizer.lock()?.optimizer.state_to_bytes(self::stream(stream))?;
         out.set_handle(rfd_buffer::new(bytes));
         Ok(())
     })
@@ -533,6 +504,6 @@ pub unsafe extern "C" fn rfd_optimizer_set_state(
         // SAFETY: the header says what these may point to.
         let (optimizer, state) =
             unsafe { (shared(optimizer, "optimizer")?, slice(state.cast::<u8>(), size, "state")?) };
-        optimizer.lock()?.load_state_from_bytes(state, stream)
+        Ok(optimizer.lock()?.optimizer.load_state_from_bytes(state, self::stream(stream))?)
     })
 }
