@@ -8,7 +8,7 @@ use crate::numeric::{exponent_of, power_of_two};
 
 /// ‖g‖² and Σ f²‖g_k‖² of the scaled gradients, each times 4^exponent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TotalSquares {
+pub(crate) struct TotalSquares {
     pub euclidean: f64,
     pub sigma: f64,
     pub exponent: i32,
@@ -16,7 +16,7 @@ pub(super) struct TotalSquares {
 
 /// The two norms of the unscaled gradients, and the Σ-norm of the gradients as they were given.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Norms {
+pub(crate) struct Norms {
     pub euclidean: f64,
     pub sigma: f64,
     scaled_sigma: f64,
@@ -39,7 +39,7 @@ impl Norms {
 
 /// The step that all tensors share.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Decision {
+pub(crate) struct Decision {
     pub theta: f64,
     /// The Σ-norm that the step refers to.
     pub sigma_norm: f64,

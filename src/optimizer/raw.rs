@@ -171,3 +171,49 @@ impl Placement {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{Adaptive, Options, TensorSpec};
+
+    #[test]
+    fn errors_name_the_tensor() {
+        let list = [(8, DType::F32), (8, DType::F64), (0, DType::F32), (8, DType::BF16)];
+        let specs = list.iter().enumerate();
+        let specs = specs.map(|(k, &(len, dtype))| TensorSpec::new(format!("t{k}"), &[len], dtype)).collect();
+        let core = Core::new(Adaptive::default(), Options::default(), specs).unwrap();
+        let good: Vec<RawTensor> =
+            (1..=4_u64).map(|k| RawTensor::new(k << 40, k << 40 | 1 << 32, DType::F16)).collect();
+        Placement::default().check(&core, &good).unwrap();
+        let broken = |change: fn(&mut [RawTensor])| {
+            let mut placement = Placement::default();
+            placement.check(&core, &good).unwrap();
+            let mut tensors = good.clone();
+            change(&mut tensors);
+            placement.check(&core, &tensors).map_err(|error| error.to_string())
+        };
+        for (change, tensor, word) in [
+            ((|a| a[1].param = 0) as fn(&mut [RawTensor]), "`t1`", "null"),
+            (|a| a[0].param += 2, "`t0`", "aligned to 4 bytes"),
+            (|a| a[1].param += 4, "`t1`", "aligned to 8 bytes"),
+            (|a| a[3].grad += 1, "`t3`", "gradient"),
+            (|a| a[0].param = u64::MAX - 15, "`t0`", "beyond"),
+            (|a| a[3].grad = u64::MAX - 15, "`t3`", "beyond"),
+            (|a| a[3].param = a[0].param, "`t3`", "shares memory with the parameter of `t0`"),
+            (|a| a[1].param = a[0].param + 24, "`t1`", "shares memory with the parameter of `t0`"),
+            (|a| a[0].param = a[3].param + 12, "`t3`", "shares memory with the parameter of `t0`"),
+            (|a| a[3].grad = a[0].param + 8, "`t3`", "its gradient shares memory with the parameter of `t0`"),
+        ] {
+            let message = broken(change).unwrap_err();
+            assert!(message.contains(tensor) && message.contains(word), "{message}");
+        }
+        // neighbours, empty tensors anywhere, missing and shared gradients
+        broken(|a| a[1].param = a[0].param + 32).unwrap();
+        broken(|a| a[2] = RawTensor::new(0, 3, DType::F32)).unwrap();
+        broken(|a| a[3].grad = 0).unwrap();
+        broken(|a| a[3].grad = a[0].grad).unwrap();
+        // one tensor too few
+        assert!(Placement::default().check(&core, &good[1..]).is_err());
+    }
+}

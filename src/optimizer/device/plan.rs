@@ -131,50 +131,61 @@ fn instance_of<'a>(kind: Kind, mut tensors: impl Iterator<Item = &'a RfdTensor>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Moments;
+    use crate::covariance::{Family, Model, StepRule};
+    use crate::optimizer::{Adaptive, Fitted, Group, Method, Options, TensorSpec};
 
-    fn entries(lengths: &[(usize, DType)]) -> Vec<TensorEntry> {
-        lengths
-            .iter()
-            .enumerate()
-            .map(|(k, &(len, dtype))| TensorEntry {
-                spec: TensorSpec::new(format!("t{k}"), &[len], dtype),
-                len: len as u64,
-                momentum: 0,
-                master: 0,
-                master_ready: false,
-            })
-            .collect()
+    fn model() -> Model {
+        let moments = Moments {
+            mean: 1.0,
+            variance: 1.0,
+            noise_variance: 0.0,
+            grad_variance: 1.0,
+            noise_grad_variance: 0.0,
+            dims: 1,
+        };
+        Model::new(Family::SquaredExponential, moments).unwrap()
     }
 
-    fn addresses(entries: &[TensorEntry], grad: DType) -> Vec<DeviceTensor> {
-        (1..=entries.len() as u64).map(|k| DeviceTensor::new(k << 40, k << 40 | 1 << 32, grad)).collect()
+    /// Tensors of the given lengths and formats in one group.
+    fn core(method: impl Into<Method>, norm_lock: bool, tensors: &[(usize, DType)]) -> Core {
+        let specs = tensors.iter().enumerate();
+        let specs = specs.map(|(k, &(len, dtype))| TensorSpec::new(format!("t{k}"), &[len], dtype)).collect();
+        let options = Options { groups: vec![Group { norm_lock, ..Group::default() }], ..Options::default() };
+        Core::new(method, options, specs).unwrap()
     }
 
-    fn plan(entries: &[TensorEntry], addresses: &[DeviceTensor], group: Group) -> Plan {
-        Plan::new(entries, &[group], addresses, Kind::Published)
+    fn addresses(core: &Core, grad: DType) -> Vec<RawTensor> {
+        (1..=core.specs().len() as u64).map(|k| RawTensor::new(k << 40, k << 40 | 1 << 32, grad)).collect()
+    }
+
+    /// The plan for tensors without velocities and master weights.
+    fn bare(core: &Core, addresses: &[RawTensor]) -> Plan {
+        Plan::new(core, &vec![Buffers::default(); addresses.len()], addresses)
     }
 
     #[test]
     fn chunks_and_segments_follow_the_tensors() {
-        let entries = entries(&[0, 1, 4096, 4097, 1 << 20, (1 << 20) + 1, 5].map(|len| (len, DType::F32)));
-        let mut addresses = addresses(&entries, DType::F32);
+        let lens = [0, 1, 4096, 4097, 1 << 20, (1 << 20) + 1, 5];
+        let core = core(model(), false, &lens.map(|len| (len, DType::F32)));
+        let mut addresses = addresses(&core, DType::F32);
         addresses[2].grad = 0;
-        let plan = plan(&entries, &addresses, Group::default());
+        let plan = bare(&core, &addresses);
         let first = |f: fn(&RfdTensor) -> u64| plan.tensors.iter().map(f).collect::<Vec<_>>();
         assert_eq!(first(|t| t.first_chunk), [0, 0, 1, 1, 3, 259, 516]);
         assert_eq!(first(|t| t.first_segment.into()), [0, 0, 1, 1, 2, 3, 5]);
         assert_eq!(plan.extent, Extent { chunks: 517, segments: 6 });
         // room for the missing one is kept
-        assert_eq!(Extent::of_all(&entries).unwrap(), Extent { chunks: 518, segments: 7 });
+        assert_eq!(Extent::of_all(&core).unwrap(), Extent { chunks: 518, segments: 7 });
     }
 
     #[test]
     fn counts_beyond_32_bits() {
-        let large = entries(&[(1 << 45, DType::F32), (7, DType::F32)]);
-        let plan = plan(&large, &addresses(&large, DType::F32), Group::default());
+        let large = core(model(), false, &[(1 << 45, DType::F32), (7, DType::F32)]);
+        let plan = bare(&large, &addresses(&large, DType::F32));
         assert_eq!(plan.tensors[1].first_chunk, 1 << 33);
         assert_eq!(plan.tensors[1].first_segment, 1 << 25);
-        let huge = entries(&[(1 << 52, DType::F32), (1, DType::F32)]);
+        let huge = core(model(), false, &[(1 << 52, DType::F32), (1, DType::F32)]);
         assert!(Extent::of_all(&huge).unwrap_err().to_string().contains("`t0`"));
     }
 
@@ -196,7 +207,7 @@ mod tests {
             (F64, F64, false, false, Instance::Generic),
         ]
         .map(|(param, grad, master, momentum, expected)| {
-            (Kind::Published, param, grad, master, momentum, expected)
+            (Kind::Fitted, param, grad, master, momentum, expected)
         });
         let others = [
             (Kind::Averaged, F32, F32, false, true, Instance::F32Averaged),
@@ -207,62 +218,39 @@ mod tests {
             (Kind::Conservative, F32, F32, false, false, Instance::Generic),
         ];
         for (kind, param, grad, master, momentum, expected) in cases.into_iter().chain(others) {
-            let mut entries = entries(&[(10, param), (0, F64), (20, param), (30, F64)]);
-            for entry in &mut entries {
-                entry.master = if master { 256 } else { 0 };
-                entry.momentum = if momentum { 512 } else { 0 };
-            }
-            let mut addresses = addresses(&entries, grad);
-            // neither an empty tensor nor one without gradient decides
-            addresses[3] = DeviceTensor::without_grad(addresses[3].param);
-            let group = Group { momentum: if momentum { 0.9 } else { 0.0 }, ..Group::default() };
-            let with = |group| Plan::new(&entries, &[group], &addresses, kind);
+            let method = |momentum: f64| -> Method {
+                let fitted = Fitted::new(model()).with_momentum(momentum);
+                match kind {
+                    Kind::Fitted => fitted.into(),
+                    Kind::Conservative => {
+                        Fitted { rule: StepRule { conservatism: 0.1, ..StepRule::default() }, ..fitted }
+                            .into()
+                    }
+                    Kind::Adaptive => Adaptive { averaging: 0.0, ..Adaptive::default() }.into(),
+                    Kind::Averaged => Adaptive::default().into(),
+                }
+            };
+            let plan = |norm_lock| {
+                let list = [(10, param), (0, F64), (20, param), (30, F64)];
+                let core = core(method(if momentum { 0.9 } else { 0.0 }), norm_lock, &list);
+                let buffers = Buffers {
+                    velocity: if momentum { 512 } else { 0 },
+                    master: if master { 256 } else { 0 },
+                    master_ready: true,
+                };
+                let mut addresses = addresses(&core, grad);
+                // neither an empty tensor nor one without gradient decides
+                addresses[3] = RawTensor::without_grad(addresses[3].param);
+                Plan::new(&core, &[buffers; 4], &addresses)
+            };
             let sums = if kind == Kind::Averaged { 2 } else { 1 };
-            let plan = with(group);
-            assert_eq!(
-                (plan.instance, plan.sums),
-                (expected, sums),
-                "{kind:?} {param} {grad} {master} {momentum}"
-            );
-            assert_eq!(plan.f64_grads, grad == F64);
-            let locked = with(Group { norm_lock: true, ..group });
-            assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4));
+            let (free, locked) = (plan(false), plan(true));
+            let case = format!("{kind:?} {param} {grad} {master} {momentum}");
+            assert_eq!((free.instance, free.sums, free.f64_grads), (expected, sums, grad == F64), "{case}");
+            assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4), "{case}");
         }
-        let mixed = entries(&[(10, F32), (10, BF16)]);
-        assert_eq!(plan(&mixed, &addresses(&mixed, F32), Group::default()).instance, Instance::Generic);
-        assert_eq!(plan(&[], &[], Group::default()).instance, Instance::Generic);
-    }
-
-    #[test]
-    fn errors_name_the_tensor() {
-        let entries = entries(&[(8, DType::F32), (8, DType::F64), (0, DType::F32), (8, DType::BF16)]);
-        let good = addresses(&entries, DType::F16);
-        check_addresses(&entries, &good).unwrap();
-        check_overlap(&entries, &good).unwrap();
-        let broken = |change: fn(&mut [DeviceTensor])| {
-            let mut addresses = good.clone();
-            change(&mut addresses);
-            let checked =
-                check_addresses(&entries, &addresses).and_then(|()| check_overlap(&entries, &addresses));
-            checked.map_err(|error| error.to_string())
-        };
-        for (change, tensor, word) in [
-            ((|a| a[1].param = 0) as fn(&mut [DeviceTensor]), "`t1`", "null"),
-            (|a| a[0].param += 2, "`t0`", "multiple of 4"),
-            (|a| a[1].param += 4, "`t1`", "multiple of 8"),
-            (|a| a[3].grad += 1, "`t3`", "gradient"),
-            (|a| a[0].param = u64::MAX - 15, "`t0`", "beyond"),
-            (|a| a[3].grad = u64::MAX - 15, "`t3`", "beyond"),
-            (|a| a[3].param = a[0].param, "`t3`", "same memory as `t0`"),
-            (|a| a[1].param = a[0].param + 24, "`t1`", "shares memory with `t0`"),
-            (|a| a[0].param = a[3].param + 12, "`t3`", "shares memory with `t0`"),
-        ] {
-            let message = broken(change).unwrap_err();
-            assert!(message.contains(tensor) && message.contains(word), "{message}");
-        }
-        // neighbours, empty tensors anywhere, missing gradients
-        broken(|a| a[1].param = a[0].param + 32).unwrap();
-        broken(|a| a[2] = DeviceTensor::new(0, 3, DType::F32)).unwrap();
-        broken(|a| a[3].grad = 0).unwrap();
+        let mixed = core(model(), false, &[(10, F32), (10, BF16)]);
+        assert_eq!(bare(&mixed, &addresses(&mixed, F32)).instance, Instance::Generic);
+        assert_eq!(bare(&core(model(), false, &[]), &[]).instance, Instance::Generic);
     }
 }

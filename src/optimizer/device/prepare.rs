@@ -2,7 +2,7 @@
 
 use super::DeviceOptimizer;
 use super::plan::{Extent, Plan, dtype_code};
-use crate::backend::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable, RfdTensor};
+use crate::backend::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable};
 use crate::backend::executor::{Kernel, Launch, Stream};
 use crate::error::{Error, Result};
 use crate::optimizer::raw::check_number;

@@ -1,6 +1,6 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its writes.
 
-use crate::backend::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
+use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
 use crate::error::Result;
 use crate::optimizer::SquaredNorm;

@@ -2,6 +2,12 @@
 
 use std::path::Path;
 
+use super::DeviceOptimizer;
+use super::buffers::{Buffers, master_bytes, velocity_bytes};
+use crate::backend::executor::Stream;
+use crate::error::Result;
+use crate::optimizer::state::{self, State};
+
 impl DeviceOptimizer {
     /// Writes the state to a file, by way of a temporary one. Waits for the work on the stream.
     ///

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Optimizer, TensorSpec};
+use super::Optimizer;
 use crate::backend::cpu::Velocity;
 use crate::error::Result;
 use crate::optimizer::state::{self, State};

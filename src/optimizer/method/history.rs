@@ -11,7 +11,7 @@ pub(crate) struct History {
 }
 
 /// What the numbers are called, and what they are before the first step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Names {
     pub shared: &'static [&'static str],
     pub tensor: &'static [&'static str],
