@@ -20,9 +20,9 @@ use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
 use rfdescent::device::{Stream, Target};
 use rfdescent::optimizer::{AnyOptimizer, Group, Method, RawTensor, ReportReader};
 
-/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call
-/// while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and rfd_optimizer_wait_report may be
-/// called at any time. Different optimizers are independent.
+/// Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a
+/// time: a call while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and
+/// rfd_optimizer_wait_report may be called at any time. Different optimizers are independent.
 pub struct rfd_optimizer {
     inner: Mutex<Inner>,
     /// Beside the optimizer, so that reports can be read while a step runs.
@@ -170,9 +170,8 @@ unsafe fn arguments<'a>(
 
 /// A whole step, or with `norm` the second half of one.
 ///
-/// # Safety
-/// The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of the tensors; `norm` points
-/// to two numbers where the tensors are.
+/// # Safety The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of
+/// the tensors; `norm` points to two numbers where the tensors are.
 unsafe fn step(
     (optimizer, tensors): (&rfd_optimizer, Tensors<'_>),
     norm: Option<*const f64>,
@@ -191,7 +190,8 @@ unsafe fn step(
         return Err(Failure::invalid("report", format!("{report:p}"), expected));
     }
     tensors.locate(optimizer, scratch)?;
-    // SAFETY: `locate` compared lengths, formats and places with the specs; the caller vouches for the memory and the stream.
+    // SAFETY: `locate` compared lengths, formats and places with the specs; the caller vouches for the memory
+    // and the stream.
     let done = unsafe {
         match norm {
             None => optimizer.step(scratch, &input, stream(on))?,
@@ -260,7 +260,8 @@ pub unsafe extern "C" fn rfd_optimizer_squared_norm(
         let mut inner = optimizer.lock()?;
         let Inner { optimizer, tensors: scratch } = &mut *inner;
         tensors.locate(optimizer, scratch)?;
-        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the memory is there.
+        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the
+        // memory is there.
         let norm = unsafe { optimizer.local_squared_norm(scratch, self::stream(stream))? };
         out.set(std::ptr::with_exposed_provenance_mut(norm as usize));
         Ok(())
@@ -311,7 +312,8 @@ pub unsafe extern "C" fn rfd_optimizer_init_master_weights(
         let mut inner = optimizer.lock()?;
         let Inner { optimizer, tensors: scratch } = &mut *inner;
         tensors.locate(optimizer, scratch)?;
-        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the memory is there.
+        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the
+        // memory is there.
         Ok(unsafe { optimizer.init_master_weights(scratch, self::stream(stream))? })
     })
 }

@@ -515,11 +515,13 @@ static void creation(void) {
     fitted.momentum = 1;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum", CREATE());
     fitted.momentum = 0;
-    const double by_group[] = {0.9, NAN};
+    const double by_group[] = {NAN, 0.9};
     fitted.group_momentum_count = 2;
     FAILS(RFD_ERROR_NULL, "group_momentum", CREATE());
     fitted.group_momentum = by_group;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum[1]", CREATE());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of momentum = 2: there are 1 groups", CREATE());
+    fitted.group_momentum_count = 1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum[0]", CREATE());
     fitted.group_momentum_count = 0; /* then the numbers are not looked at */
     options.flags = 8;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "flags", CREATE());
@@ -611,10 +613,10 @@ static void steps(void) {
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale", STEP());
     scalars.grad_scale = 1;
     scalars.loss_address = &b;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss = address", STEP());
     scalars.loss_address = NULL;
     scalars.found_inf_address = gradient;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = address", STEP());
     scalars.found_inf_address = NULL;
 
 #define WITH(field, value, expected, text)     \
@@ -626,14 +628,14 @@ static void steps(void) {
     } while (0)
 #define W_TENSOR params[0]
 #define G_TENSOR grads[0]
-    WITH(W, data = NULL, RFD_ERROR_NULL, "tensor `w`");
+    WITH(W, data = NULL, RFD_ERROR_TENSOR, "tensor `w`: its parameter is null");
     WITH(W, dtype = RFD_DTYPE_F16, RFD_ERROR_TENSOR, "f16");
     WITH(W, dtype = 99, RFD_ERROR_INVALID_ARGUMENT, "tensor `w`, parameter: dtype");
     WITH(G, dtype = 99, RFD_ERROR_INVALID_ARGUMENT, "tensor `w`, gradient: dtype");
     WITH(W, count = 5, RFD_ERROR_TENSOR, "6 elements");
     WITH(G, count = 5, RFD_ERROR_TENSOR, "`w`");
-    WITH(W, count = UINT64_MAX, RFD_ERROR_TENSOR, "larger than any memory");
-    WITH(W, count = UINT64_MAX / 4, RFD_ERROR_TENSOR, "larger than any memory");
+    WITH(W, count = UINT64_MAX, RFD_ERROR_TENSOR, "6 elements");
+    WITH(W, count = UINT64_MAX / 4, RFD_ERROR_TENSOR, "6 elements");
     WITH(W, device_kind = RFD_DEVICE_CUDA, RFD_ERROR_TENSOR, "tensor `w`");
     WITH(W, device_index = 1, RFD_ERROR_TENSOR, "index 1");
     WITH(G, device_kind = RFD_DEVICE_CUDA, RFD_ERROR_TENSOR, "its gradient");

@@ -187,10 +187,10 @@ int main(void) {
     FAILS(RFD_ERROR_TENSOR, "`a`", STEP());
     device_params[0].data = (void *)(uintptr_t)device_values[0];
     device_input.grad_scale = 2;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale = 2", STEP());
     device_input.grad_scale = 1;
     device_input.found_inf = 1;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = 1", STEP());
     device_input.found_inf = 0;
 
     /* Eager. */
