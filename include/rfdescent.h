@@ -24,8 +24,8 @@
 #include <stdint.h>
 
 /**
- * Version of the C ABI. It changes when a program that was compiled with an older header can no longer run with the new
- * shared library; the library's soname ends in it.
+ * Version of the C ABI. It changes when a program that was compiled with an older header can no longer run
+ * with the new shared library; the library's soname ends in it.
  */
 #define RFD_ABI_VERSION 1
 
@@ -95,14 +95,14 @@
 #define RFD_DEVICE_CUDA 1
 
 /**
- * A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that several ranks hold
- * counts on one of them.
+ * A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that
+ * several ranks hold counts on one of them.
  */
 #define RFD_TENSOR_NOT_IN_NORM 1
 
 /**
- * A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the parameters are rounded
- * from.
+ * A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
+ * parameters are rounded from.
  */
 #define RFD_OPTIMIZER_MASTER_WEIGHTS 1
 
@@ -112,7 +112,8 @@
 #define RFD_OPTIMIZER_STOCHASTIC_ROUNDING 2
 
 /**
- * A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are left alone.
+ * A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are
+ * left alone.
  */
 #define RFD_GROUP_NORM_LOCK 1
 
@@ -152,8 +153,8 @@
 #define RFD_OUTCOME_INVALID_OPTION 6
 
 /**
- * Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in which velocities
- * are kept.
+ * Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in
+ * which velocities are kept.
  */
 #define RFD_OUTCOME_OUT_OF_RANGE 7
 
@@ -178,22 +179,22 @@ typedef struct rfd_design rfd_design;
 typedef struct rfd_model rfd_model;
 
 /**
- * Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a time: a call while
- * another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_status and rfd_optimizer_wait may be called at any time.
- * Different optimizers are independent.
+ * Random Function Descent over a fixed list of tensors, with what it remembers of them. One thread at a
+ * time: a call while another thread is in one returns RFD_ERROR_BUSY; rfd_optimizer_report and
+ * rfd_optimizer_wait_report may be called at any time. Different optimizers are independent.
  */
 typedef struct rfd_optimizer rfd_optimizer;
 
 /**
- * Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations; memory grows with
- * the number of distinct batch sizes only. One thread at a time: a call while another thread is in one returns
- * RFD_ERROR_BUSY. Give each worker its own and merge them.
+ * Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations;
+ * memory grows with the number of distinct batch sizes only. One thread at a time: a call while another
+ * thread is in one returns RFD_ERROR_BUSY. Give each worker its own and merge them.
  */
 typedef struct rfd_statistics rfd_statistics;
 
 /**
- * What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else; later releases
- * may add some, so treat what you do not know as an error.
+ * What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else;
+ * later releases may add some, so treat what you do not know as an error.
  */
 typedef int32_t rfd_status;
 
@@ -314,8 +315,8 @@ typedef struct rfd_auto_fit_options {
      */
     uint64_t seed;
     /**
-     * CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none. Null, the default:
-     * none.
+     * CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none.
+     * Null, the default: none.
      */
     const char *cache;
     /**
@@ -325,11 +326,12 @@ typedef struct rfd_auto_fit_options {
 } rfd_auto_fit_options;
 
 /**
- * Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
- * writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.
+ * Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at
+ * random, and writes the mean loss over them and the squared norm of that mean's gradient. All randomness
+ * should come from `seed`.
  *
- * Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or otherwise unwind.
- * Called on the thread that called rfd_auto_fit.
+ * Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or
+ * otherwise unwind. Called on the thread that called rfd_auto_fit.
  */
 typedef int32_t (*rfd_sample_callback)(void *user_data,
                                        uint64_t batch_size,
@@ -368,18 +370,19 @@ typedef struct rfd_progress {
 } rfd_progress;
 
 /**
- * Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go on, any other
- * number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only. Otherwise as
- * rfd_sample_callback.
+ * Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go
+ * on, any other number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only.
+ * Otherwise as rfd_sample_callback.
  */
 typedef int32_t (*rfd_progress_callback)(void *user_data, const struct rfd_progress *progress);
 
 /**
- * Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of `batch_sizes[i]`
- * examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results can be waited for once.
+ * Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of
+ * `batch_sizes[i]` examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results
+ * can be waited for once.
  *
- * Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when it returns
- * another number than 0 to end the run.
+ * Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
+ * it returns another number than 0 to end the run.
  */
 typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t count,
@@ -390,7 +393,46 @@ typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t *done);
 
 /**
- * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step size.
+ * Settings of RFD with a fitted model, as published; rfd_fitted_init sets the defaults.
+ */
+typedef struct rfd_fitted {
+    /**
+     * sizeof(rfd_fitted).
+     */
+    size_t size;
+    /**
+     * The fitted model, which has no default.
+     */
+    const struct rfd_model *model;
+    /**
+     * In [0, 1). Default 0.
+     */
+    double conservatism;
+    /**
+     * 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
+     */
+    double inv_batch_size;
+    /**
+     * In [0, 1), for all groups. Default 0: no velocity is kept.
+     */
+    double momentum;
+    /**
+     * One number for each group, in the place of `momentum`; null, the default, for none.
+     */
+    const double *group_momentum;
+    /**
+     * The number of groups, or 0 with null.
+     */
+    size_t group_momentum_count;
+    /**
+     * One of RFD_MODE_*. Default RFD_MODE_RFD.
+     */
+    uint32_t mode;
+} rfd_fitted;
+
+/**
+ * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
+ * size.
  */
 typedef struct rfd_group {
     /**
@@ -406,10 +448,6 @@ typedef struct rfd_group {
      */
     double multiplier;
     /**
-     * In [0, 1). Default 0: no velocity is kept. Leave it at 0 with the adaptive method, which averages gradients itself.
-     */
-    double momentum;
-    /**
      * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
      */
     double weight_decay;
@@ -420,7 +458,7 @@ typedef struct rfd_group {
 } rfd_group;
 
 /**
- * Options of an optimizer; rfd_optimizer_options_init sets the defaults, RFD as published.
+ * Options of an optimizer; rfd_optimizer_options_init sets the defaults.
  */
 typedef struct rfd_optimizer_options {
     /**
@@ -436,14 +474,6 @@ typedef struct rfd_optimizer_options {
      */
     size_t group_count;
     /**
-     * In [0, 1). Default 0.
-     */
-    double conservatism;
-    /**
-     * 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
-     */
-    double inv_batch_size;
-    /**
      * Multiplies the step size; for schedulers. Default 1.
      */
     double multiplier;
@@ -455,10 +485,6 @@ typedef struct rfd_optimizer_options {
      * Of stochastic rounding. Default 0.
      */
     uint64_t seed;
-    /**
-     * One of RFD_MODE_*. Default RFD_MODE_RFD.
-     */
-    uint32_t mode;
     /**
      * RFD_OPTIMIZER_* added up, or 0.
      */
@@ -474,8 +500,8 @@ typedef struct rfd_optimizer_options {
 } rfd_optimizer_options;
 
 /**
- * Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
- * tensor of the first group that counts in the norm.
+ * Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
+ * whole tensor of the first group that counts in the norm.
  */
 typedef struct rfd_tensor_spec {
     /**
@@ -513,8 +539,8 @@ typedef struct rfd_tensor_spec {
 } rfd_tensor_spec;
 
 /**
- * Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which are for all
- * networks.
+ * Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which
+ * are for all networks.
  */
 typedef struct rfd_adaptive {
     /**
@@ -526,8 +552,8 @@ typedef struct rfd_adaptive {
      */
     double averaging;
     /**
-     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0, which is right for
-     * cross entropy and squared errors.
+     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
+     * which is right for cross entropy and squared errors.
      */
     double loss_bound;
     /**
@@ -545,8 +571,8 @@ typedef struct rfd_tensor {
      */
     size_t size;
     /**
-     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter stays as it is
-     * and counts in no norm. A parameter may be null when it has no elements.
+     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter
+     * stays as it is and counts in no norm. A parameter may be null when it has no elements.
      */
     void *data;
     /**
@@ -568,8 +594,8 @@ typedef struct rfd_tensor {
 } rfd_tensor;
 
 /**
- * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
- * tensors on the CPU.
+ * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
+ * must be null for tensors on the CPU.
  */
 typedef struct rfd_step_input {
     /**
@@ -577,8 +603,8 @@ typedef struct rfd_step_input {
      */
     size_t size;
     /**
-     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
-     * gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
+     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
      */
     double loss;
     /**
@@ -624,13 +650,13 @@ typedef struct rfd_step_report {
      */
     double grad_norm;
     /**
-     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With the adaptive
-     * method that of the averaged gradient.
+     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
+     * the adaptive method that of the averaged gradient.
      */
     double sigma_norm;
     /**
-     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0 in a skipped
-     * step.
+     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
+     * in a skipped step.
      */
     double theta;
     /**
@@ -638,8 +664,8 @@ typedef struct rfd_step_report {
      */
     double step_size;
     /**
-     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the averaged one, and each
-     * tensor's scale beside; 0 in a skipped step.
+     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
+     * averaged one, and each tensor's scale beside; 0 in a skipped step.
      */
     double learning_rate;
     /**
@@ -676,7 +702,8 @@ typedef struct rfd_step_report {
 #define RFD_ERROR_INVALID_ARGUMENT 2
 
 /**
- * The `size` of a struct is none that any release had: it was not set, or the header is newer than the library.
+ * The `size` of a struct is none that any release had: it was not set, or the header is newer than the
+ * library.
  */
 #define RFD_ERROR_STRUCT_SIZE 3
 
@@ -745,16 +772,17 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * What the last function said that did not return RFD_OK on this thread; "" when none has failed. The message names the
- * tensor, file, row or option at fault and says what to do.
+ * What the last function said that did not return RFD_OK on this thread; "" when none has failed. The
+ * message names the tensor, file, row or option at fault and says what to do.
  *
- * Never null. The text belongs to the library and is valid until the next call on the same thread that fails, or the
- * thread's end. Any thread.
+ * Never null. The text belongs to the library and is valid until the next call on the same thread that
+ * fails, or the thread's end. Any thread.
  */
 const char *rfd_last_error(void);
 
 /**
- * A name for a status, e.g. "RFD_ERROR_TENSOR"; "unknown status" for numbers that this release does not know.
+ * A name for a status, e.g. "RFD_ERROR_TENSOR"; "unknown status" for numbers that this release does not
+ * know.
  *
  * Never null. The text is a constant. Any thread.
  */
@@ -768,15 +796,16 @@ const char *rfd_status_string(rfd_status status);
 const char *rfd_version(void);
 
 /**
- * The version of the library's ABI. A program should refuse one that is not the RFD_ABI_VERSION of its header; with the
- * shared library the loader does, by the soname. Any thread.
+ * The version of the library's ABI. A program should refuse one that is not the RFD_ABI_VERSION of its
+ * header; with the shared library the loader does, by the soname. Any thread.
  */
 uint32_t rfd_abi_version(void);
 
 /**
  * The bytes. One 0 follows them, so that a text can be used as a string.
  *
- * `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long as it.
+ * `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long
+ * as it.
  */
 const uint8_t *rfd_buffer_data(const struct rfd_buffer *buffer);
 
@@ -793,9 +822,10 @@ void rfd_buffer_destroy(struct rfd_buffer *buffer);
 /**
  * Makes a model from moments.
  *
- * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or "matern:2.5".
- * No pointer may be null; both inputs are copied. On success `*model` is a new handle that the caller frees with
- * rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
+ * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or
+ * "matern:2.5". No pointer may be null; both inputs are copied. On success `*model` is a new handle that the
+ * caller frees with rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is
+ * outside its domain.
  */
 rfd_status rfd_model_create(const char *covariance,
                             const struct rfd_moments *moments,
@@ -817,8 +847,9 @@ void rfd_model_destroy(struct rfd_model *model);
 /**
  * Reads a file that rfd_model_save, or the Rust library, wrote.
  *
- * No pointer may be null. On success `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
- * RFD_ERROR_IO when the file can't be read, RFD_ERROR_FILE when it is no model or one of another version.
+ * No pointer may be null. On success `*model` is a new handle that the caller frees with rfd_model_destroy.
+ * Any thread. RFD_ERROR_IO when the file can't be read, RFD_ERROR_FILE when it is no model or one of another
+ * version.
  */
 rfd_status rfd_model_load(const char *file,
                           struct rfd_model **model);
@@ -833,8 +864,8 @@ rfd_status rfd_model_save(const struct rfd_model *model, const char *file);
 /**
  * Reads what rfd_model_to_json wrote: `size` bytes at `json`.
  *
- * No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees with
- * rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
+ * No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees
+ * with rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
  */
 rfd_status rfd_model_from_json(const char *json,
                                size_t size,
@@ -843,7 +874,8 @@ rfd_status rfd_model_from_json(const char *json,
 /**
  * The model as JSON text.
  *
- * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. Any thread.
+ * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy.
+ * Any thread.
  */
 rfd_status rfd_model_to_json(const struct rfd_model *model,
                              struct rfd_buffer **json);
@@ -872,7 +904,8 @@ rfd_status rfd_model_scales(const struct rfd_model *model,
                             double *plateau_step_size);
 
 /**
- * The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, which must be below the mean.
+ * The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, which must be below
+ * the mean.
  *
  * `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise. No pointer may be null. Any thread.
  */
@@ -884,10 +917,11 @@ rfd_status rfd_model_asymptotic_learning_rate(const struct rfd_model *model,
 /**
  * The step size for a loss and the norm of its gradient, without an optimizer.
  *
- * `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise; `mode` one of RFD_MODE_*; `conservatism` in [0, 1),
- * 0 for none. `*step_size` is the length of the step: divide it by the norm for the learning rate. `*theta` is the
- * gradient cost quotient, infinite at a loss of the mean or above. `model` must not be null; an output that is null is left
- * out. Any thread. RFD_ERROR_NO_STEP when loss or norm are not finite, or the norm is 0.
+ * `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise; `mode` one of RFD_MODE_*;
+ * `conservatism` in [0, 1), 0 for none. `*step_size` is the length of the step: divide it by the norm for
+ * the learning rate. `*theta` is the gradient cost quotient, infinite at a loss of the mean or above.
+ * `model` must not be null; an output that is null is left out. Any thread. RFD_ERROR_NO_STEP when loss or
+ * norm are not finite, or the norm is 0.
  */
 rfd_status rfd_model_step(const struct rfd_model *model,
                           double loss,
@@ -899,8 +933,8 @@ rfd_status rfd_model_step(const struct rfd_model *model,
                           double *theta);
 
 /**
- * The cost expected after a step of the given size, knowing loss and gradient norm here, and its derivative in the step
- * size.
+ * The cost expected after a step of the given size, knowing loss and gradient norm here, and its derivative
+ * in the step size.
  *
  * `model` must not be null; an output that is null is left out. Any thread.
  */
@@ -913,8 +947,8 @@ rfd_status rfd_model_conditional_mean(const struct rfd_model *model,
                                       double *slope);
 
 /**
- * The variance of the cost after a step of the given size, knowing loss and gradient here, and its derivative in the step
- * size. It does not depend on the values that were observed.
+ * The variance of the cost after a step of the given size, knowing loss and gradient here, and its
+ * derivative in the step size. It does not depend on the values that were observed.
  *
  * `model` must not be null; an output that is null is left out. Any thread.
  */
@@ -925,11 +959,12 @@ rfd_status rfd_model_conditional_variance(const struct rfd_model *model,
                                           double *slope);
 
 /**
- * Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared norms of their
- * gradients, and batch sizes, of which there must be at least two different ones. Set `result->size` before the call.
+ * Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared
+ * norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
+ * `result->size` before the call.
  *
- * No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain,
- * RFD_ERROR_ESTIMATION says which samples are missing.
+ * No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its
+ * domain, RFD_ERROR_ESTIMATION says which samples are missing.
  */
 rfd_status rfd_fit_array(const double *losses,
                          const double *sq_grad_norms,
@@ -938,18 +973,18 @@ rfd_status rfd_fit_array(const double *losses,
                          struct rfd_fit *result);
 
 /**
- * Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`. Set
- * `result->size` before the call.
+ * Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
+ * `batchsize`. Set `result->size` before the call.
  *
- * No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has row and
- * column; RFD_ERROR_ESTIMATION says which samples are missing.
+ * No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of
+ * RFD_ERROR_FILE has row and column; RFD_ERROR_ESTIMATION says which samples are missing.
  */
 rfd_status rfd_fit_csv(const char *file,
                        struct rfd_fit *result);
 
 /**
- * How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch sizes in the
- * same proportions; 0 when it is there.
+ * How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch
+ * sizes in the same proportions; 0 when it is there.
  *
  * No pointer may be null. Any thread.
  */
@@ -971,11 +1006,11 @@ rfd_status rfd_statistics_create(struct rfd_statistics **statistics);
 void rfd_statistics_destroy(struct rfd_statistics *statistics);
 
 /**
- * Adds one sample: the mean loss of a mini-batch at a random initialisation, the squared norm of its gradient, and its
- * size.
+ * Adds one sample: the mean loss of a mini-batch at a random initialisation, the squared norm of its
+ * gradient, and its size.
  *
- * `statistics` must not be null. One thread at a time. RFD_ERROR_INVALID_ARGUMENT names the number that is not finite or
- * outside its domain; nothing is added then.
+ * `statistics` must not be null. One thread at a time. RFD_ERROR_INVALID_ARGUMENT names the number that is
+ * not finite or outside its domain; nothing is added then.
  */
 rfd_status rfd_statistics_push(struct rfd_statistics *statistics,
                                double loss,
@@ -995,11 +1030,11 @@ rfd_status rfd_statistics_push_array(struct rfd_statistics *statistics,
                                      size_t count);
 
 /**
- * Adds the samples of a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`: all of them, or
- * none when a row is wrong.
+ * Adds the samples of a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`:
+ * all of them, or none when a row is wrong.
  *
- * No pointer may be null. One thread at a time. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has
- * row and column.
+ * No pointer may be null. One thread at a time. RFD_ERROR_IO when the file can't be read; the message of
+ * RFD_ERROR_FILE has row and column.
  */
 rfd_status rfd_statistics_push_csv(struct rfd_statistics *statistics,
                                    const char *file);
@@ -1030,10 +1065,11 @@ rfd_status rfd_statistics_fit(const struct rfd_statistics *statistics,
                               struct rfd_fit *result);
 
 /**
- * The statistics as JSON text, for a file or another process. rfd_statistics_from_json restores them bit for bit.
+ * The statistics as JSON text, for a file or another process. rfd_statistics_from_json restores them bit for
+ * bit.
  *
- * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. One thread at a
- * time.
+ * No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy.
+ * One thread at a time.
  */
 rfd_status rfd_statistics_to_json(const struct rfd_statistics *statistics,
                                   struct rfd_buffer **json);
@@ -1041,8 +1077,9 @@ rfd_status rfd_statistics_to_json(const struct rfd_statistics *statistics,
 /**
  * Reads what rfd_statistics_to_json wrote: `size` bytes at `json`.
  *
- * No pointer may be null; the text is not kept. On success `*statistics` is a new handle that the caller frees with
- * rfd_statistics_destroy. Any thread. RFD_ERROR_FILE when it is something else, of another version, or inconsistent.
+ * No pointer may be null; the text is not kept. On success `*statistics` is a new handle that the caller
+ * frees with rfd_statistics_destroy. Any thread. RFD_ERROR_FILE when it is something else, of another
+ * version, or inconsistent.
  */
 rfd_status rfd_statistics_from_json(const char *json,
                                     size_t size,
@@ -1051,9 +1088,9 @@ rfd_status rfd_statistics_from_json(const char *json,
 /**
  * Makes the best design for a guess of the cost's variance and of one example's variance around it.
  *
- * `max_batch_size` 0 stands for none; `kind` is one of RFD_DESIGN_*. `design` must not be null. On success `*design` is a
- * new handle that the caller frees with rfd_design_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the number that
- * is outside its domain.
+ * `max_batch_size` 0 stands for none; `kind` is one of RFD_DESIGN_*. `design` must not be null. On success
+ * `*design` is a new handle that the caller frees with rfd_design_destroy. Any thread.
+ * RFD_ERROR_INVALID_ARGUMENT names the number that is outside its domain.
  */
 rfd_status rfd_design_create(double variance,
                              double noise_variance,
@@ -1065,8 +1102,8 @@ rfd_status rfd_design_create(double variance,
 /**
  * Makes the design of the next `further` examples, given the samples drawn already.
  *
- * No pointer may be null. On success `*next` is a new handle that the caller frees with rfd_design_destroy. `statistics`:
- * one thread at a time.
+ * No pointer may be null. On success `*next` is a new handle that the caller frees with rfd_design_destroy.
+ * `statistics`: one thread at a time.
  */
 rfd_status rfd_design_after(const struct rfd_design *design,
                             const struct rfd_statistics *statistics,
@@ -1101,8 +1138,8 @@ rfd_status rfd_design_point(const struct rfd_design *design,
 rfd_status rfd_design_quantile(const struct rfd_design *design, double u, uint64_t *batch_size);
 
 /**
- * Examples after which the relative standard deviation of the fitted variance is `tolerance`, and those that a mini-batch
- * costs on average.
+ * Examples after which the relative standard deviation of the fitted variance is `tolerance`, and those that
+ * a mini-batch costs on average.
  *
  * `design` must not be null; an output that is null is left out. Any thread.
  */
@@ -1119,17 +1156,19 @@ rfd_status rfd_design_cost(const struct rfd_design *design,
 rfd_status rfd_auto_fit_options_init(struct rfd_auto_fit_options *options, size_t size);
 
 /**
- * Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well enough or the
- * budget is used up; then the fit is there all the same, with a warning. Set `fit->size` before the call.
+ * Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well
+ * enough or the budget is used up; then the fit is there all the same, with a warning. Set `fit->size`
+ * before the call.
  *
- * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks and may be
- * anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are left out: on success
- * `*statistics` is a new handle that the caller frees with rfd_statistics_destroy; `*warnings` a new buffer with one
- * warning a line, empty for none, to be freed with rfd_buffer_destroy.
+ * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
+ * and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
+ * left out: on success `*statistics` is a new handle that the caller frees with rfd_statistics_destroy;
+ * `*warnings` a new buffer with one warning a line, empty for none, to be freed with rfd_buffer_destroy.
  *
- * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the run,
- * RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
- * when the cache can't be used. The cache keeps every sample drawn in each of these cases.
+ * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
+ * run, RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO
+ * and RFD_ERROR_FILE when the cache can't be used. The cache keeps every sample drawn in each of these
+ * cases.
  */
 rfd_status rfd_auto_fit(const struct rfd_auto_fit_options *options,
                         uint64_t dims,
@@ -1141,8 +1180,9 @@ rfd_status rfd_auto_fit(const struct rfd_auto_fit_options *options,
                         struct rfd_buffer **warnings);
 
 /**
- * The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once; `progress`
- * hears of these together. A cache that one of both began, the other goes on from, with the same samples.
+ * The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once;
+ * `progress` hears of these together. A cache that one of both began, the other goes on from, with the same
+ * samples.
  */
 rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              uint64_t dims,
@@ -1155,31 +1195,30 @@ rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              struct rfd_buffer **warnings);
 
 /**
- * Makes an optimizer for `count` tensors, whose order every step follows.
+ * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
  *
- * `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be when `count` is 0. All inputs
- * are copied; the model may be freed afterwards. On success `*optimizer` is a new handle that the caller frees with
- * rfd_optimizer_destroy.
+ * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
+ * when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
+ * new handle that the caller frees with rfd_optimizer_destroy.
  *
- * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during calls only.
- * RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that is listed twice or whose group
- * does not exist; RFD_ERROR_DEVICE says why a device can't be used, RFD_ERROR_UNSUPPORTED that the library was built without
- * that kind.
+ * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
+ * calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
+ * is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
+ * RFD_ERROR_UNSUPPORTED that the library was built without that kind.
  */
-rfd_status rfd_optimizer_create(const struct rfd_model *model,
-                                const struct rfd_optimizer_options *options,
-                                const struct rfd_tensor_spec *specs,
-                                size_t count,
-                                struct rfd_optimizer **optimizer);
+rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
+                                       const struct rfd_optimizer_options *options,
+                                       const struct rfd_tensor_spec *specs,
+                                       size_t count,
+                                       struct rfd_optimizer **optimizer);
 
 /**
- * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training itself, without a
- * fitted model. Otherwise as rfd_optimizer_create.
+ * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
+ * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
  *
- * `adaptive` may be null, for the defaults. RFD_ERROR_INVALID_ARGUMENT also for options of RFD as published: `mode`,
- * `conservatism`, `inv_batch_size`, and `momentum` of groups, as gradients are averaged already. The halves of sharded steps,
- * rfd_optimizer_squared_norm and rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors.
- * A saved state can be loaded into an optimizer of the same method only.
+ * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
+ * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
+ * be loaded into an optimizer of the same method only.
  */
 rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
                                          const struct rfd_optimizer_options *options,
@@ -1188,28 +1227,28 @@ rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
                                          struct rfd_optimizer **optimizer);
 
 /**
- * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory; captured steps
- * must not be replayed any more. Parameters and gradients stay the caller's.
+ * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
+ * captured steps must not be replayed any more. Parameters and gradients stay the caller's.
  */
 void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
 
 /**
  * One step: norm, step size, update of all parameters.
  *
- * `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied. Parameters and
- * gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null, but `params` and `grads` may be
- * when `count` is 0.
+ * `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied.
+ * Parameters and gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null,
+ * but `params` and `grads` may be when `count` is 0.
  *
- * On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set `report->size` before. On a
- * CUDA device `stream` is a CUstream or cudaStream_t of the device's primary context (null, 1 and 2 are the default
- * streams), and `report` is null: the step is queued there and nothing waits for it, so parameters must stay allocated, and
- * gradients unchanged, until the stream has done it. It can be captured in a CUDA graph; then call
- * rfd_optimizer_init_master_weights before, if there are master weights. Steps of one optimizer go to one stream, or to
- * streams that the caller orders.
+ * On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set
+ * `report->size` before. On a CUDA device `stream` is a CUstream or cudaStream_t of the device's primary
+ * context (null, 1 and 2 are the default streams), and `report` is null: the step is queued there and
+ * nothing waits for it, so parameters must stay allocated, and gradients unchanged, until the stream has
+ * done it. It can be captured in a CUDA graph; then call rfd_optimizer_init_master_weights before, if there
+ * are master weights. Steps of one optimizer go to one stream, or to streams that the caller orders.
  *
- * One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK, nothing has changed,
- * and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device or alignment is wrong, or that
- * shares memory with another one; nothing has changed then.
+ * One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK,
+ * nothing has changed, and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device
+ * or alignment is wrong, or that shares memory with another one; nothing has changed then.
  */
 rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
                               const struct rfd_tensor *params,
@@ -1222,11 +1261,12 @@ rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
 /**
  * The first half of a step in sharded training: squared norms of this rank's gradients.
  *
- * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device memory on a device:
- * the squared norm over the tensors that count, and the same with length-scale factors. The caller adds them up over all
- * ranks, there or elsewhere, and passes the sums to rfd_optimizer_step_with_norm. They are valid until the next step or
- * half of one. No pointer may be null, except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold.
- * One thread at a time.
+ * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
+ * memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
+ * The caller adds them up over all ranks, there or elsewhere, and passes the sums to
+ * rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
+ * except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
+ * time.
  */
 rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
                                       const struct rfd_tensor *params,
@@ -1236,11 +1276,12 @@ rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
                                       double **norm);
 
 /**
- * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on the device for a
- * device. Every rank must give the same norm and input; then all take bitwise the same step.
+ * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
+ * the device for a device. Every rank must give the same norm and input; then all take bitwise the same
+ * step.
  *
- * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm lock or the
- * method is adaptive: a shard does not know the norms that they need.
+ * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
+ * lock or the method is adaptive: a shard does not know the norms that they need.
  */
 rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,
@@ -1252,10 +1293,11 @@ rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
                                         struct rfd_step_report *report);
 
 /**
- * Fills the master weights from the parameters: on a device before a first step that is captured in a graph. On the CPU it
- * does nothing, as the first step fills them.
+ * Fills the master weights from the parameters: on a device before a first step that is captured in a graph.
+ * On the CPU it does nothing, as the first step fills them.
  *
- * `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One thread at a time.
+ * `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One
+ * thread at a time.
  */
 rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
                                              const struct rfd_tensor *params,
@@ -1263,42 +1305,47 @@ rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
                                              void *stream);
 
 /**
- * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set `report->size`
- * before the call.
+ * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
+ * `report->size` before the call.
  *
  * No pointer may be null. Any thread, also while a step runs.
  */
-rfd_status rfd_optimizer_status(const struct rfd_optimizer *optimizer,
+rfd_status rfd_optimizer_report(const struct rfd_optimizer *optimizer,
                                 struct rfd_step_report *report);
 
 /**
- * Waits for all work on the stream, then as rfd_optimizer_status.
+ * Waits for all work on the stream, then as rfd_optimizer_report.
  *
- * No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the driver reports,
- * which may come from work queued earlier.
+ * No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the
+ * driver reports, which may come from work queued earlier.
  */
-rfd_status rfd_optimizer_wait(const struct rfd_optimizer *optimizer,
-                              void *stream,
-                              struct rfd_step_report *report);
+rfd_status rfd_optimizer_wait_report(const struct rfd_optimizer *optimizer,
+                                     void *stream,
+                                     struct rfd_step_report *report);
 
 /**
- * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's work, for
- * replays of captured steps too.
+ * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
+ * work, for replays of captured steps too.
  *
- * `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time. RFD_ERROR_INVALID_ARGUMENT for a
- * negative or non-finite number.
+ * `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time.
+ * RFD_ERROR_INVALID_ARGUMENT for a negative or non-finite number.
  */
 rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
                                         double multiplier,
                                         void *stream);
 
 /**
- * Sets 1/b for gradients of batches of b examples, or 0 for no noise, from the next step on. Otherwise as
- * rfd_optimizer_set_multiplier.
+ * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
+ * model. All else must be as it was when the optimizer was made; `model` may be null.
+ * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
+ * again.
+ *
+ * `fitted` must not be null.
  */
-rfd_status rfd_optimizer_set_inv_batch_size(struct rfd_optimizer *optimizer,
-                                            double inv_batch_size,
-                                            void *stream);
+rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
+                                    const struct rfd_fitted *fitted,
+                                    void *stream);
 
 /**
  * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
@@ -1310,7 +1357,8 @@ rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
 
 /**
  * Sets all settings of one group from the next step on. `settings` must not be null. Otherwise as
- * rfd_optimizer_set_multiplier; on a device switching momentum or norm lock on or off means that steps must be captured again.
+ * rfd_optimizer_set_multiplier; on a device switching norm lock on or off means that steps must be captured
+ * again.
  */
 rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
                                    size_t group,
@@ -1318,23 +1366,23 @@ rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
                                    void *stream);
 
 /**
- * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it waits for the
- * stream.
+ * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
+ * waits for the stream.
  *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
- * can't be written.
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+ * when the file can't be written.
  */
 rfd_status rfd_optimizer_save_state(const struct rfd_optimizer *optimizer,
                                     const char *file,
                                     void *stream);
 
 /**
- * Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the stream, and steps
- * must be captured again.
+ * Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the
+ * stream, and steps must be captured again.
  *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO when the file
- * can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is damaged, of another version, or which
- * tensor differs; the optimizer is as it was then.
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+ * when the file can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is
+ * damaged, of another version, or which tensor differs; the optimizer is as it was then.
  */
 rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
                                     const char *file,
@@ -1343,8 +1391,8 @@ rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
 /**
  * The state as the bytes of a safetensors file. On a device it waits for the stream.
  *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new buffer that the caller
- * frees with rfd_buffer_destroy. One thread at a time.
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new
+ * buffer that the caller frees with rfd_buffer_destroy. One thread at a time.
  */
 rfd_status rfd_optimizer_get_state(const struct rfd_optimizer *optimizer,
                                    void *stream,
@@ -1364,6 +1412,15 @@ rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
  * `adaptive` must not be null. Any thread.
  */
 rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
+
+/**
+ * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
+ * be set; `size` is sizeof(rfd_fitted).
+ *
+ * `fitted` must not be null. Any thread.
+ */
+rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
+                           size_t size);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).

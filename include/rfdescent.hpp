@@ -207,6 +207,14 @@ private:
     handle handle_;
 };
 
+/// Settings of the method of a fitted model with their defaults. The model must live as long as they are used.
+inline rfd_fitted fitted(const model &model) {
+    rfd_fitted settings;
+    check(rfd_fitted_init(&settings, sizeof settings));
+    settings.model = model.get();
+    return settings;
+}
+
 /// Sufficient statistics of samples.
 class statistics {
 public:
@@ -404,8 +412,13 @@ inline rfd_tensor cuda_tensor(void *data, std::uint64_t count, std::uint32_t dty
 /// Random Function Descent over a fixed list of tensors. Where a function has a stream it is null on the CPU.
 class optimizer {
 public:
+    /// One of a fitted model.
+    optimizer(const rfd_fitted &fitted, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
+        : handle_(made(rfd_fitted_optimizer_create, &fitted, options, tensors)) {}
+
+    /// The same with the default settings.
     optimizer(const model &model, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
-        : handle_(made(rfd_optimizer_create, model.get(), options, tensors)) {}
+        : optimizer(fitted(model), options, tensors) {}
 
     /// One of the adaptive method, which needs no model.
     optimizer(const rfd_adaptive &adaptive, const rfd_optimizer_options &options, const std::vector<tensor_spec> &tensors)
@@ -448,15 +461,17 @@ public:
         check(rfd_optimizer_init_master_weights(get(), params.data(), params.size(), stream));
     }
 
-    rfd_step_report status() const {
+    /// What the last finished step did.
+    rfd_step_report report() const {
         auto report = detail::sized<rfd_step_report>();
-        check(rfd_optimizer_status(get(), &report));
+        check(rfd_optimizer_report(get(), &report));
         return report;
     }
 
-    rfd_step_report wait(void *stream = nullptr) const {
+    /// Waits for the stream before.
+    rfd_step_report wait_report(void *stream = nullptr) const {
         auto report = detail::sized<rfd_step_report>();
-        check(rfd_optimizer_wait(get(), stream, &report));
+        check(rfd_optimizer_wait_report(get(), stream, &report));
         return report;
     }
 
@@ -464,8 +479,9 @@ public:
         check(rfd_optimizer_set_multiplier(get(), multiplier, stream));
     }
 
-    void set_inv_batch_size(double inv_batch_size, void *stream = nullptr) {
-        check(rfd_optimizer_set_inv_batch_size(get(), inv_batch_size, stream));
+    /// Batch size and momentum may change; the model may be null.
+    void set_fitted(const rfd_fitted &fitted, void *stream = nullptr) {
+        check(rfd_optimizer_set_fitted(get(), &fitted, stream));
     }
 
     void set_weight_decay(std::size_t group, double weight_decay, void *stream = nullptr) {

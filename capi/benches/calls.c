@@ -40,7 +40,8 @@ int main(int argc, char **argv) {
             grads[k] = (rfd_tensor){.size = sizeof *grads, .data = &gradients[k], .count = 1};
         }
         rfd_optimizer *optimizer;
-        check(rfd_optimizer_create(model, NULL, specs, count, &optimizer));
+        const rfd_fitted fitted = {.size = sizeof fitted, .model = model};
+        check(rfd_fitted_optimizer_create(&fitted, NULL, specs, count, &optimizer));
         rfd_step_input input;
         check(rfd_step_input_init(&input, sizeof input));
         input.loss = 2.0;

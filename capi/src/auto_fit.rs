@@ -6,16 +6,17 @@ use std::ops::ControlFlow;
 use super::buffer::rfd_buffer;
 use super::design::{RFD_DESIGN_GIBBS, kind};
 use super::fit::rfd_fit;
-use super::pointers::{Out, OutStruct, Versioned, initialise, path, read};
+use super::pointers::{Out, OutStruct, Versioned, initialise, path, read_or_default};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
 
-/// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at random, and
-/// writes the mean loss over them and the squared norm of that mean's gradient. All randomness should come from `seed`.
+/// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at
+/// random, and writes the mean loss over them and the squared norm of that mean's gradient. All randomness
+/// should come from `seed`.
 ///
-/// Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or otherwise unwind.
-/// Called on the thread that called rfd_auto_fit.
+/// Returns 0, or any other number to end the run with RFD_ERROR_CALLBACK. Must not throw, longjmp or
+/// otherwise unwind. Called on the thread that called rfd_auto_fit.
 pub type rfd_sample_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -26,11 +27,12 @@ pub type rfd_sample_callback = Option<
     ) -> i32,
 >;
 
-/// Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of `batch_sizes[i]`
-/// examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results can be waited for once.
+/// Evaluates the cost at `count` mini-batches for rfd_auto_fit_many: as rfd_sample_callback for each, of
+/// `batch_sizes[i]` examples with `seeds[i]`, into `losses[i]` and `sq_grad_norms[i]`. So a device's results
+/// can be waited for once.
 ///
-/// Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when it returns
-/// another number than 0 to end the run.
+/// Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
+/// it returns another number than 0 to end the run.
 pub type rfd_sample_many_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -43,9 +45,9 @@ pub type rfd_sample_many_callback = Option<
     ) -> i32,
 >;
 
-/// Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go on, any other
-/// number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only. Otherwise as
-/// rfd_sample_callback.
+/// Hears how far rfd_auto_fit has come: once before the first sample is drawn and after each. Returns 0 to go
+/// on, any other number to end the run with RFD_ERROR_STOPPED. `progress` is valid during the call only.
+/// Otherwise as rfd_sample_callback.
 pub type rfd_progress_callback =
     Option<unsafe extern "C" fn(user_data: *mut c_void, progress: *const rfd_progress) -> i32>;
 
@@ -85,8 +87,8 @@ pub struct rfd_auto_fit_options {
     pub max_batch_size: u64,
     /// All that is random follows from it. Default 0.
     pub seed: u64,
-    /// CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none. Null, the default:
-    /// none.
+    /// CSV file that keeps the samples: created, or gone on from, so that an interrupted run loses none.
+    /// Null, the default: none.
     pub cache: *const c_char,
     /// One of RFD_DESIGN_*. Default RFD_DESIGN_GIBBS.
     pub design: u32,
@@ -178,7 +180,8 @@ impl Sampler for Many {
         let seeds: Vec<u64> = requests.iter().map(|request| request.seed).collect();
         // What a callback does not write is refused as not finite.
         let (mut losses, mut squares, mut done) = (vec![f64::NAN; count], vec![f64::NAN; count], 0);
-        // SAFETY: a function of this type that does not unwind, says the header; all lists have `count` elements.
+        // SAFETY: a function of this type that does not unwind, says the header; all lists have `count`
+        // elements.
         let code = unsafe {
             (self.sample)(
                 self.user_data,
@@ -208,17 +211,19 @@ pub unsafe extern "C" fn rfd_auto_fit_options_init(
     guard(|| unsafe { initialise(options, size) })
 }
 
-/// Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well enough or the
-/// budget is used up; then the fit is there all the same, with a warning. Set `fit->size` before the call.
+/// Draws samples at batch sizes of its choice, by way of a callback, until the fitted variance is known well
+/// enough or the budget is used up; then the fit is there all the same, with a warning. Set `fit->size`
+/// before the call.
 ///
-/// `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks and may be
-/// anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are left out: on success
-/// `*statistics` is a new handle that the caller frees with rfd_statistics_destroy; `*warnings` a new buffer with one
-/// warning a line, empty for none, to be freed with rfd_buffer_destroy.
+/// `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
+/// and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
+/// left out: on success `*statistics` is a new handle that the caller frees with rfd_statistics_destroy;
+/// `*warnings` a new buffer with one warning a line, empty for none, to be freed with rfd_buffer_destroy.
 ///
-/// Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the run,
-/// RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
-/// when the cache can't be used. The cache keeps every sample drawn in each of these cases.
+/// Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
+/// run, RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO
+/// and RFD_ERROR_FILE when the cache can't be used. The cache keeps every sample drawn in each of these
+/// cases.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_auto_fit(
     options: *const rfd_auto_fit_options,
@@ -248,8 +253,9 @@ pub unsafe extern "C" fn rfd_auto_fit(
     })
 }
 
-/// The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once; `progress`
-/// hears of these together. A cache that one of both began, the other goes on from, with the same samples.
+/// The same as rfd_auto_fit for a callback that takes up to `most_at_once` mini-batches (at least 1) at once;
+/// `progress` hears of these together. A cache that one of both began, the other goes on from, with the same
+/// samples.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_auto_fit_many(
     options: *const rfd_auto_fit_options,
@@ -293,9 +299,8 @@ impl Call {
     ) -> Result<Self> {
         // SAFETY: the caller vouches for them.
         unsafe {
-            let options = if options.is_null() { rfd_auto_fit_options::DEFAULT } else { read(options)? };
             Ok(Call {
-                options: options.convert()?,
+                options: read_or_default(options)?.convert()?,
                 fit: OutStruct::new(fit)?,
                 statistics: Out::optional(statistics, "statistics")?,
                 warnings: Out::optional(warnings, "warnings")?,

@@ -19,7 +19,8 @@ impl rfd_buffer {
 
 /// The bytes. One 0 follows them, so that a text can be used as a string.
 ///
-/// `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long as it.
+/// `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long
+/// as it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_buffer_data(buffer: *const rfd_buffer) -> *const u8 {
     let mut data = std::ptr::null();

@@ -22,9 +22,9 @@ pub(super) fn kind(kind: u32) -> Result<DesignKind> {
 
 /// Makes the best design for a guess of the cost's variance and of one example's variance around it.
 ///
-/// `max_batch_size` 0 stands for none; `kind` is one of RFD_DESIGN_*. `design` must not be null. On success `*design` is a
-/// new handle that the caller frees with rfd_design_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the number that
-/// is outside its domain.
+/// `max_batch_size` 0 stands for none; `kind` is one of RFD_DESIGN_*. `design` must not be null. On success
+/// `*design` is a new handle that the caller frees with rfd_design_destroy. Any thread.
+/// RFD_ERROR_INVALID_ARGUMENT names the number that is outside its domain.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_design_create(
     variance: f64,
@@ -46,8 +46,8 @@ pub unsafe extern "C" fn rfd_design_create(
 
 /// Makes the design of the next `further` examples, given the samples drawn already.
 ///
-/// No pointer may be null. On success `*next` is a new handle that the caller frees with rfd_design_destroy. `statistics`:
-/// one thread at a time.
+/// No pointer may be null. On success `*next` is a new handle that the caller frees with rfd_design_destroy.
+/// `statistics`: one thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_design_after(
     design: *const rfd_design,
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn rfd_design_quantile(
     })
 }
 
-/// Examples after which the relative standard deviation of the fitted variance is `tolerance`, and those that a mini-batch
-/// costs on average.
+/// Examples after which the relative standard deviation of the fitted variance is `tolerance`, and those that
+/// a mini-batch costs on average.
 ///
 /// `design` must not be null; an output that is null is left out. Any thread.
 #[unsafe(no_mangle)]

@@ -96,11 +96,12 @@ impl rfd_fit {
     }
 }
 
-/// Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared norms of their
-/// gradients, and batch sizes, of which there must be at least two different ones. Set `result->size` before the call.
+/// Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared
+/// norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
+/// `result->size` before the call.
 ///
-/// No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain,
-/// RFD_ERROR_ESTIMATION says which samples are missing.
+/// No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its
+/// domain, RFD_ERROR_ESTIMATION says which samples are missing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_fit_array(
     losses: *const f64,
@@ -118,11 +119,11 @@ pub unsafe extern "C" fn rfd_fit_array(
     })
 }
 
-/// Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`. Set
-/// `result->size` before the call.
+/// Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
+/// `batchsize`. Set `result->size` before the call.
 ///
-/// No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has row and
-/// column; RFD_ERROR_ESTIMATION says which samples are missing.
+/// No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of
+/// RFD_ERROR_FILE has row and column; RFD_ERROR_ESTIMATION says which samples are missing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_fit_csv(file: *const c_char, result: *mut rfd_fit) -> rfd_status {
     guard(|| {
@@ -133,8 +134,8 @@ pub unsafe extern "C" fn rfd_fit_csv(file: *const c_char, result: *mut rfd_fit) 
     })
 }
 
-/// How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch sizes in the
-/// same proportions; 0 when it is there.
+/// How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch
+/// sizes in the same proportions; 0 when it is there.
 ///
 /// No pointer may be null. Any thread.
 #[unsafe(no_mangle)]

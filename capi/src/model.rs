@@ -92,9 +92,10 @@ pub(super) fn rule(mode: u32, conservatism: f64) -> Result<StepRule> {
 
 /// Makes a model from moments.
 ///
-/// `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or "matern:2.5".
-/// No pointer may be null; both inputs are copied. On success `*model` is a new handle that the caller frees with
-/// rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
+/// `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or
+/// "matern:2.5". No pointer may be null; both inputs are copied. On success `*model` is a new handle that the
+/// caller frees with rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is
+/// outside its domain.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_create(
     covariance: *const c_char,
@@ -136,8 +137,9 @@ pub unsafe extern "C" fn rfd_model_destroy(model: *mut rfd_model) {
 
 /// Reads a file that rfd_model_save, or the Rust library, wrote.
 ///
-/// No pointer may be null. On success `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
-/// RFD_ERROR_IO when the file can't be read, RFD_ERROR_FILE when it is no model or one of another version.
+/// No pointer may be null. On success `*model` is a new handle that the caller frees with rfd_model_destroy.
+/// Any thread. RFD_ERROR_IO when the file can't be read, RFD_ERROR_FILE when it is no model or one of another
+/// version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_load(file: *const c_char, model: *mut *mut rfd_model) -> rfd_status {
     guard(|| {
@@ -162,8 +164,8 @@ pub unsafe extern "C" fn rfd_model_save(model: *const rfd_model, file: *const c_
 
 /// Reads what rfd_model_to_json wrote: `size` bytes at `json`.
 ///
-/// No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees with
-/// rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
+/// No pointer may be null; the text is not kept. On success `*model` is a new handle that the caller frees
+/// with rfd_model_destroy. Any thread. RFD_ERROR_FILE when it is no model or one of another version.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_from_json(
     json: *const c_char,
@@ -190,7 +192,8 @@ pub(super) unsafe fn utf8<'a>(pointer: *const c_char, size: usize, name: &str) -
 
 /// The model as JSON text.
 ///
-/// No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. Any thread.
+/// No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy.
+/// Any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_to_json(
     model: *const rfd_model,
@@ -262,7 +265,8 @@ fn set<T>(out: Option<Out<T>>, value: T) {
     }
 }
 
-/// The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, which must be below the mean.
+/// The learning rate towards which RFD's tends when the loss tends to `limiting_loss`, which must be below
+/// the mean.
 ///
 /// `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise. No pointer may be null. Any thread.
 #[unsafe(no_mangle)]
@@ -282,10 +286,11 @@ pub unsafe extern "C" fn rfd_model_asymptotic_learning_rate(
 
 /// The step size for a loss and the norm of its gradient, without an optimizer.
 ///
-/// `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise; `mode` one of RFD_MODE_*; `conservatism` in [0, 1),
-/// 0 for none. `*step_size` is the length of the step: divide it by the norm for the learning rate. `*theta` is the
-/// gradient cost quotient, infinite at a loss of the mean or above. `model` must not be null; an output that is null is left
-/// out. Any thread. RFD_ERROR_NO_STEP when loss or norm are not finite, or the norm is 0.
+/// `inv_batch_size` is 1/b for batches of b examples, or 0 for no noise; `mode` one of RFD_MODE_*;
+/// `conservatism` in [0, 1), 0 for none. `*step_size` is the length of the step: divide it by the norm for
+/// the learning rate. `*theta` is the gradient cost quotient, infinite at a loss of the mean or above.
+/// `model` must not be null; an output that is null is left out. Any thread. RFD_ERROR_NO_STEP when loss or
+/// norm are not finite, or the norm is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_step(
     model: *const rfd_model,
@@ -323,8 +328,8 @@ fn no_step(reason: NoStep) -> Failure {
     Failure::new(status, format!("no step: {reason}"))
 }
 
-/// The cost expected after a step of the given size, knowing loss and gradient norm here, and its derivative in the step
-/// size.
+/// The cost expected after a step of the given size, knowing loss and gradient norm here, and its derivative
+/// in the step size.
 ///
 /// `model` must not be null; an output that is null is left out. Any thread.
 #[unsafe(no_mangle)]
@@ -346,8 +351,8 @@ pub unsafe extern "C" fn rfd_model_conditional_mean(
     })
 }
 
-/// The variance of the cost after a step of the given size, knowing loss and gradient here, and its derivative in the step
-/// size. It does not depend on the values that were observed.
+/// The variance of the cost after a step of the given size, knowing loss and gradient here, and its
+/// derivative in the step size. It does not depend on the values that were observed.
 ///
 /// `model` must not be null; an output that is null is left out. Any thread.
 #[unsafe(no_mangle)]

@@ -1,6 +1,7 @@
-//! Checks of what C passes: null, alignment, text, and structs whose size says from which release's header they are.
+//! Checks of what C passes: null, alignment, text, and structs whose size says from which release's header
+//! they are.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -43,7 +44,8 @@ pub(super) unsafe fn slice<'a, T>(pointer: *const T, count: usize, name: &str) -
     if count > isize::MAX as usize / size_of::<T>() {
         return Err(Failure::invalid(&format!("length of {name}"), count, "is larger than any memory"));
     }
-    // SAFETY: not null, aligned and not longer than memory can be, checked above; the caller vouches for the rest.
+    // SAFETY: not null, aligned and not longer than memory can be, checked above; the caller vouches for the
+    // rest.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
@@ -99,7 +101,8 @@ impl<T> Out<T> {
     }
 
     pub fn set(self, value: T) {
-        // SAFETY: valid for writes, as `new` was promised. What was there is no value of ours and not dropped.
+        // SAFETY: valid for writes, as `new` was promised. What was there is no value of ours and not
+        // dropped.
         unsafe { self.0.write(value) }
     }
 }
@@ -138,15 +141,16 @@ pub(super) fn lock<'a, T>(mutex: &'a Mutex<T>, name: &str) -> Result<MutexGuard<
     })
 }
 
-/// A struct that C passes, whose first field is its size as the header said that the caller was compiled with.
+/// A struct that C passes, whose first field is its size as the header said that the caller was compiled
+/// with.
 ///
 /// # Safety
 /// `repr(C)`; the first field is a `usize`; every bit pattern is a valid value.
 pub(super) unsafe trait Versioned: Copy {
     /// Its name in C.
     const NAME: &'static str;
-    /// Its size in each release that changed it, in increasing order: fields are only ever added behind the end, never in
-    /// padding there, which older callers leave undefined.
+    /// Its size in each release that changed it, in increasing order: fields are only ever added behind the
+    /// end, never in padding there, which older callers leave undefined.
     const SIZES: &'static [usize];
     /// What fields are that the caller's header does not have yet.
     const DEFAULT: Self;
@@ -179,10 +183,19 @@ pub(super) unsafe fn read<T: Versioned>(pointer: *const T) -> Result<T> {
     let size = unsafe { pointer.cast::<usize>().read() };
     check_size::<T>(size)?;
     let mut value = T::DEFAULT;
-    // SAFETY: `size` is at most the size of `value`, checked above; the caller vouches that so many bytes can be read. Every
-    // bit pattern is valid, says the trait.
+    // SAFETY: `size` is at most the size of `value`, checked above; the caller vouches that so many bytes can
+    // be read. Every bit pattern is valid, says the trait.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut value).cast(), size) };
     Ok(value)
+}
+
+/// The same for a struct that may be null, for its defaults.
+///
+/// # Safety
+/// As [`read`].
+pub(super) unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
+    // SAFETY: the caller vouches for the same.
+    if pointer.is_null() { Ok(T::DEFAULT) } else { unsafe { read(pointer) } }
 }
 
 /// Writes the default to a struct of the given size.
@@ -214,9 +227,8 @@ pub(super) struct OutStruct<T> {
 }
 
 impl<T: Versioned> OutStruct<T> {
-    /// # Safety
-    /// `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many bytes as that says as long as
-    /// this exists.
+    /// # Safety `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many
+    /// bytes as that says as long as this exists.
     pub unsafe fn new(pointer: *mut T) -> Result<Self> {
         check(pointer, T::NAME)?;
         // SAFETY: not null and aligned; the caller vouches for the first field.
@@ -241,9 +253,8 @@ pub(super) struct Array<'a, T> {
 }
 
 impl<T: Versioned> Array<'_, T> {
-    /// # Safety
-    /// `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many bytes as its first field
-    /// says, as long as this exists. It may be null when `count` is 0.
+    /// # Safety `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many
+    /// bytes as its first field says, as long as this exists. It may be null when `count` is 0.
     pub unsafe fn new(pointer: *const T, count: usize, name: &str) -> Result<Self> {
         let mut stride = size_of::<T>();
         if count > 0 {
@@ -269,7 +280,8 @@ impl<T: Versioned> Array<'_, T> {
     /// All of them; an error for one whose size differs from the first's.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Result<T>> {
         (0..self.count).map(|index| {
-            // SAFETY: `index` is below the count, for which `new` was promised; the offset fits, as `new` checked.
+            // SAFETY: `index` is below the count, for which `new` was promised; the offset fits, as `new`
+            // checked.
             let pointer = unsafe { self.pointer.add(index * self.stride) }.cast::<T>();
             // SAFETY: sizes of structs are multiples of their alignment, and the first one is aligned.
             let size = unsafe { pointer.cast::<usize>().read() };
@@ -291,12 +303,9 @@ impl<T: Versioned> Array<'_, T> {
     }
 }
 
-/// An error unless the stream is null, as on the CPU.
-pub(super) fn no_stream(stream: *mut c_void) -> Result<()> {
-    if stream.is_null() {
-        return Ok(());
-    }
-    Err(Failure::invalid("stream", format!("{stream:p}"), "must be null: this optimizer works on the CPU"))
+/// An address as a number.
+pub(super) fn address<T>(pointer: *const T) -> u64 {
+    pointer.expose_provenance() as u64
 }
 
 #[cfg(test)]

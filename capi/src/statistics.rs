@@ -10,9 +10,9 @@ use super::pointers::{Out, OutStruct, destroy, lock, path, shared, slice};
 use super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::estimation::{Sample, SampleStatistics, fit, read_samples};
 
-/// Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations; memory grows with
-/// the number of distinct batch sizes only. One thread at a time: a call while another thread is in one returns
-/// RFD_ERROR_BUSY. Give each worker its own and merge them.
+/// Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations;
+/// memory grows with the number of distinct batch sizes only. One thread at a time: a call while another
+/// thread is in one returns RFD_ERROR_BUSY. Give each worker its own and merge them.
 pub struct rfd_statistics {
     inner: Mutex<SampleStatistics>,
 }
@@ -87,11 +87,11 @@ pub unsafe extern "C" fn rfd_statistics_destroy(statistics: *mut rfd_statistics)
     unsafe { destroy(statistics) }
 }
 
-/// Adds one sample: the mean loss of a mini-batch at a random initialisation, the squared norm of its gradient, and its
-/// size.
+/// Adds one sample: the mean loss of a mini-batch at a random initialisation, the squared norm of its
+/// gradient, and its size.
 ///
-/// `statistics` must not be null. One thread at a time. RFD_ERROR_INVALID_ARGUMENT names the number that is not finite or
-/// outside its domain; nothing is added then.
+/// `statistics` must not be null. One thread at a time. RFD_ERROR_INVALID_ARGUMENT names the number that is
+/// not finite or outside its domain; nothing is added then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_statistics_push(
     statistics: *mut rfd_statistics,
@@ -128,11 +128,11 @@ pub unsafe extern "C" fn rfd_statistics_push_array(
     })
 }
 
-/// Adds the samples of a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`: all of them, or
-/// none when a row is wrong.
+/// Adds the samples of a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and `batchsize`:
+/// all of them, or none when a row is wrong.
 ///
-/// No pointer may be null. One thread at a time. RFD_ERROR_IO when the file can't be read; the message of RFD_ERROR_FILE has
-/// row and column.
+/// No pointer may be null. One thread at a time. RFD_ERROR_IO when the file can't be read; the message of
+/// RFD_ERROR_FILE has row and column.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_statistics_push_csv(
     statistics: *mut rfd_statistics,
@@ -210,10 +210,11 @@ pub unsafe extern "C" fn rfd_statistics_fit(
     })
 }
 
-/// The statistics as JSON text, for a file or another process. rfd_statistics_from_json restores them bit for bit.
+/// The statistics as JSON text, for a file or another process. rfd_statistics_from_json restores them bit for
+/// bit.
 ///
-/// No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy. One thread at a
-/// time.
+/// No pointer may be null. On success `*json` is a new buffer that the caller frees with rfd_buffer_destroy.
+/// One thread at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_statistics_to_json(
     statistics: *const rfd_statistics,
@@ -230,8 +231,9 @@ pub unsafe extern "C" fn rfd_statistics_to_json(
 
 /// Reads what rfd_statistics_to_json wrote: `size` bytes at `json`.
 ///
-/// No pointer may be null; the text is not kept. On success `*statistics` is a new handle that the caller frees with
-/// rfd_statistics_destroy. Any thread. RFD_ERROR_FILE when it is something else, of another version, or inconsistent.
+/// No pointer may be null; the text is not kept. On success `*statistics` is a new handle that the caller
+/// frees with rfd_statistics_destroy. Any thread. RFD_ERROR_FILE when it is something else, of another
+/// version, or inconsistent.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_statistics_from_json(
     json: *const c_char,

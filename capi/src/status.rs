@@ -9,8 +9,8 @@ use super::RFD_ABI_VERSION;
 use rfdescent::Error;
 use rfdescent::estimation::EstimationError;
 
-/// What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else; later releases
-/// may add some, so treat what you do not know as an error.
+/// What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else;
+/// later releases may add some, so treat what you do not know as an error.
 pub type rfd_status = i32;
 
 /// Success.
@@ -19,7 +19,8 @@ pub const RFD_OK: rfd_status = 0;
 pub const RFD_ERROR_NULL: rfd_status = 1;
 /// An argument, a field or an option is outside its domain.
 pub const RFD_ERROR_INVALID_ARGUMENT: rfd_status = 2;
-/// The `size` of a struct is none that any release had: it was not set, or the header is newer than the library.
+/// The `size` of a struct is none that any release had: it was not set, or the header is newer than the
+/// library.
 pub const RFD_ERROR_STRUCT_SIZE: rfd_status = 3;
 /// The operating system refused to read or write a file.
 pub const RFD_ERROR_IO: rfd_status = 4;
@@ -137,17 +138,18 @@ pub(super) fn guard(body: impl FnOnce() -> Result<()>) -> rfd_status {
     }
 }
 
-/// What the last function said that did not return RFD_OK on this thread; "" when none has failed. The message names the
-/// tensor, file, row or option at fault and says what to do.
+/// What the last function said that did not return RFD_OK on this thread; "" when none has failed. The
+/// message names the tensor, file, row or option at fault and says what to do.
 ///
-/// Never null. The text belongs to the library and is valid until the next call on the same thread that fails, or the
-/// thread's end. Any thread.
+/// Never null. The text belongs to the library and is valid until the next call on the same thread that
+/// fails, or the thread's end. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rfd_last_error() -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// A name for a status, e.g. "RFD_ERROR_TENSOR"; "unknown status" for numbers that this release does not know.
+/// A name for a status, e.g. "RFD_ERROR_TENSOR"; "unknown status" for numbers that this release does not
+/// know.
 ///
 /// Never null. The text is a constant. Any thread.
 #[unsafe(no_mangle)]
@@ -187,8 +189,8 @@ pub extern "C" fn rfd_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// The version of the library's ABI. A program should refuse one that is not the RFD_ABI_VERSION of its header; with the
-/// shared library the loader does, by the soname. Any thread.
+/// The version of the library's ABI. A program should refuse one that is not the RFD_ABI_VERSION of its
+/// header; with the shared library the loader does, by the soname. Any thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn rfd_abi_version() -> u32 {
     RFD_ABI_VERSION
@@ -199,7 +201,8 @@ mod tests {
     use super::*;
 
     fn last_error() -> String {
-        // SAFETY: the function returns a string that ends with 0 and lives until the next failure on this thread.
+        // SAFETY: the function returns a string that ends with 0 and lives until the next failure on this
+        // thread.
         unsafe { CStr::from_ptr(rfd_last_error()) }.to_str().unwrap().to_string()
     }
 

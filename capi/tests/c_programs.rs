@@ -1,5 +1,6 @@
-//! Programs in C and C++ against the shared library: the tests of `capi/tests/c`, and the examples, whose steps have to be those of
-//! the Rust interface to the last bit. `scripts/check-c` runs the same programs under sanitizers and valgrind.
+//! Programs in C and C++ against the shared library: the tests of `capi/tests/c`, and the examples, whose
+//! steps have to be those of the Rust interface to the last bit. `scripts/check-c` runs the same programs
+//! under sanitizers and valgrind.
 #![cfg(target_os = "linux")]
 
 use std::ffi::OsString;
@@ -8,7 +9,9 @@ use std::process::Command;
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, Observation, StepRule};
-use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
+use rfdescent::optimizer::{
+    Adaptive, Fitted, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec,
+};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 mod support;
@@ -23,7 +26,8 @@ fn stage() -> tempfile::TempDir {
     folder
 }
 
-/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is missing.
+/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is
+/// missing.
 fn compiler(variable: &str, usual: &str) -> Option<String> {
     let name = std::env::var(variable).unwrap_or(usual.into());
     let found = Command::new(&name).arg("--version").output().is_ok();
@@ -201,19 +205,18 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
         dims: 79_430,
     };
     let model = Model::new(Family::RationalQuadratic { beta: 1.0 }, moments).unwrap();
-    check_parity(run(Command::new(&program).arg("published")), model.into(), 1.0 / 128.0, 0.9);
+    let fitted = Fitted { inv_batch_size: 1.0 / 128.0, momentum: vec![0.0, 0.9], ..Fitted::new(model) };
+    check_parity(run(Command::new(&program).arg("fitted")), fitted.into());
     let adaptive = Adaptive { averaging: 0.8, loss_bound: -2.0, ..Adaptive::default() };
-    check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into(), 0.0, 0.0);
+    check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into());
 }
 
 /// Takes the steps of `capi/tests/c/parity.c` and compares with what it printed.
-fn check_parity(output: String, method: Method, inv_batch_size: f64, momentum: f64) {
+fn check_parity(output: String, method: Method) {
     let mut lines = output.lines();
-    let second =
-        Group { momentum, weight_decay: 0.01, length_scale_factor: 0.5, norm_lock: true, ..Group::default() };
+    let second = Group { weight_decay: 0.01, length_scale_factor: 0.5, norm_lock: true, ..Group::default() };
     let options = Options {
         groups: vec![Group::default(), second],
-        inv_batch_size,
         stochastic_rounding: Some(7),
         ..Options::default()
     };

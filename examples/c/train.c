@@ -103,10 +103,11 @@ static int make_optimizer(const network_t *network, const rfd_model *model, rfd_
     if (!model) {
         return check(rfd_adaptive_optimizer_create(NULL, NULL, specs, NETWORK_TENSORS, optimizer), "optimizer");
     }
-    rfd_optimizer_options options;
-    rfd_optimizer_options_init(&options, sizeof options);
-    options.inv_batch_size = 1.0 / BATCH_SIZE; /* loss and gradient are those of mini-batches */
-    return check(rfd_optimizer_create(model, &options, specs, NETWORK_TENSORS, optimizer), "optimizer");
+    rfd_fitted fitted;
+    rfd_fitted_init(&fitted, sizeof fitted);
+    fitted.model = model;
+    fitted.inv_batch_size = 1.0 / BATCH_SIZE; /* loss and gradient are those of mini-batches */
+    return check(rfd_fitted_optimizer_create(&fitted, NULL, specs, NETWORK_TENSORS, optimizer), "optimizer");
 }
 
 static int train(trainer_t *trainer, const arguments_t *arguments, rfd_optimizer *optimizer) {

@@ -78,8 +78,8 @@ void train(bool trace) {
     const rfd::model model("squared_exponential", fitted.fit, network.parameter_count);
 
     // The optimizer and its tensors.
-    auto settings = rfd::optimizer_options();
-    settings.inv_batch_size = 1.0 / batch_size;
+    auto method = rfd::fitted(model);
+    method.inv_batch_size = 1.0 / batch_size;
     std::vector<rfd::tensor_spec> specs;
     std::vector<rfd_tensor> params, grads;
     for (const network_tensor_t &tensor : network.tensors) {
@@ -87,7 +87,7 @@ void train(bool trace) {
         params.push_back(rfd::host_tensor(network.parameters + tensor.offset, tensor.count));
         grads.push_back(rfd::host_tensor(network.gradients + tensor.offset, tensor.count));
     }
-    rfd::optimizer optimizer(model, settings, specs);
+    rfd::optimizer optimizer(method, rfd::optimizer_options(), specs);
 
     random_t random{1};
     network_initialise(&network, random_next(&random));

@@ -381,8 +381,9 @@ void train(const char *folder, int epochs) {
     const rfd::model model("squared_exponential", fitted.fit, network.host.parameter_count);
 
     // The optimizer: parameters, gradients and the loss stay on the device.
+    auto method = rfd::fitted(model);
+    method.inv_batch_size = 1.0 / batch_size;
     auto settings = rfd::optimizer_options();
-    settings.inv_batch_size = 1.0 / batch_size;
     settings.device_kind = RFD_DEVICE_CUDA;
     std::vector<rfd::tensor_spec> specs;
     std::vector<rfd_tensor> params, grads;
@@ -392,7 +393,7 @@ void train(const char *folder, int epochs) {
         params.push_back(rfd::cuda_tensor(network.parameter(k), tensor.count, RFD_DTYPE_F32));
         grads.push_back(rfd::cuda_tensor(network.of_gradients(k), tensor.count, RFD_DTYPE_F32));
     }
-    rfd::optimizer optimizer(model, settings, specs);
+    rfd::optimizer optimizer(method, settings, specs);
     auto input = rfd::step_input();
     input.loss_address = network.loss.get();
     input.loss_dtype = RFD_DTYPE_F64;
@@ -417,7 +418,7 @@ void train(const char *folder, int epochs) {
         for (std::size_t k = 0; k < training.count / batch_size; k++) {
             cuda(cudaGraphLaunch(step, stream), "training step");
         }
-        const rfd_step_report report = optimizer.wait(stream);
+        const rfd_step_report report = optimizer.wait_report(stream);
         double accuracy;
         const double loss = network.evaluate(validation, accuracy);
         std::printf("epoch %d: %llu steps, last loss %.4f and step size %.4g, validation loss %.4f, accuracy %.2f %%\n",

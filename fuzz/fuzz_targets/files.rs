@@ -42,7 +42,11 @@ unsafe fn with_optimizer(use_it: impl FnOnce(*mut rfd_optimizer)) {
     // SAFETY: all pointers are to live values of the sizes given.
     unsafe {
         assert_eq!(rfd_model_create(c"se".as_ptr(), &moments, &mut model), RFD_OK);
-        assert_eq!(rfd_optimizer_create(model, ptr::null(), specs.as_ptr(), 3, &mut optimizer), RFD_OK);
+        let mut fitted: rfd_fitted = std::mem::zeroed();
+        fitted.size = size_of::<rfd_fitted>();
+        fitted.model = model;
+        let made = rfd_fitted_optimizer_create(&fitted, ptr::null(), specs.as_ptr(), 3, &mut optimizer);
+        assert_eq!(made, RFD_OK);
         use_it(optimizer);
         rfd_optimizer_destroy(optimizer);
         rfd_model_destroy(model);

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import _state
 from ._library import check, ffi, init, lib, struct
-from ._methods import Adaptive, Method
+from ._methods import Adaptive, Method, Numbers
 from ._tensors import DEVICES, FORMATS, Table, address
 
 __all__ = [
@@ -74,7 +74,9 @@ class StepReport:
 
 
 class GroupSettings(NamedTuple):
-    """The settings of one group, of which `multiplier` is relative to that of all."""
+    """The settings of one group, of which `multiplier` is relative to that of all, and `momentum` the
+    method's.
+    """
 
     multiplier: float
     momentum: float
@@ -86,7 +88,6 @@ class GroupSettings(NamedTuple):
         """Writes them to an rfd_group."""
         group.size = ffi.sizeof("rfd_group")
         group.multiplier = self.multiplier
-        group.momentum = self.momentum
         group.weight_decay = self.weight_decay
         group.length_scale_factor = self.length_scale_factor
         group.flags = lib.RFD_GROUP_NORM_LOCK if self.norm_lock else 0
@@ -124,6 +125,10 @@ class Scalars(NamedTuple):
     found_inf: Any = None
 
 
+def _numbers(settings: Settings, groups: Sequence[GroupSettings]) -> Numbers:
+    return Numbers(settings.inv_batch_size, tuple(group.momentum for group in groups))
+
+
 def _create(
     settings: Settings,
     groups: Sequence[GroupSettings],
@@ -142,7 +147,6 @@ def _create(
         "rfd_optimizer_options",
         groups=group_array,
         group_count=len(groups),
-        inv_batch_size=settings.inv_batch_size,
         multiplier=settings.multiplier,
         max_step_size=settings.max_step_size,
         seed=settings.stochastic_rounding or 0,
@@ -161,7 +165,8 @@ def _create(
         spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
         spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
     output = ffi.new("rfd_optimizer **")
-    check(settings.method.create(options, specs, len(places), output))
+    numbers = _numbers(settings, groups)
+    check(settings.method.create(numbers, options, specs, len(places), output))
     return ffi.gc(output[0], lib.rfd_optimizer_destroy)
 
 
@@ -246,8 +251,9 @@ class Engine:
         """Passes on what has changed, from the next step on."""
         if settings.multiplier != self.settings.multiplier:
             check(lib.rfd_optimizer_set_multiplier(self._handle, settings.multiplier, self._stream()))
-        if settings.inv_batch_size != self.settings.inv_batch_size:
-            check(lib.rfd_optimizer_set_inv_batch_size(self._handle, settings.inv_batch_size, self._stream()))
+        numbers = _numbers(settings, groups)
+        if numbers != _numbers(self.settings, self.groups):
+            settings.method.set(numbers, self._handle, self._stream())
         self.settings = settings
         for index, group in enumerate(groups):
             if group != self.groups[index]:
@@ -314,9 +320,9 @@ class Engine:
     def report(self, wait: bool = False) -> StepReport:
         """What the last finished step did; with `wait` all that was queued is finished first."""
         if wait:
-            check(lib.rfd_optimizer_wait(self._handle, self._stream(), self._report))
+            check(lib.rfd_optimizer_wait_report(self._handle, self._stream(), self._report))
         else:
-            check(lib.rfd_optimizer_status(self._handle, self._report))
+            check(lib.rfd_optimizer_report(self._handle, self._report))
         return self._read_report()
 
     def _read_report(self) -> StepReport:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent, check_type, number
-from ._methods import MODES, Published
+from ._methods import MODES, Fitted
 from .covariance import IsotropicCovariance
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ class RFD(Descent):
             process_group=process_group,
         )
 
-    def _method(self) -> Published:
-        return Published(self.covariance_model._model(), self._mode, self._shared("conservatism"))
+    def _method(self) -> Fitted:
+        return Fitted(self.covariance_model._model(), self._mode, self._shared("conservatism"))
 
     def _method_of_all(self) -> Any:
         return self._method()._replace(model=self.covariance_model.to_json())

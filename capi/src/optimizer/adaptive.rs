@@ -10,8 +10,8 @@ pub const RFD_ANISOTROPY_TENSORWISE: u32 = 0;
 /// All parameters share one, but for the factors of groups.
 pub const RFD_ANISOTROPY_ISOTROPIC: u32 = 1;
 
-/// Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which are for all
-/// networks.
+/// Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which
+/// are for all networks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_adaptive {
@@ -19,8 +19,8 @@ pub struct rfd_adaptive {
     pub size: usize,
     /// Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
     pub averaging: f64,
-    /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0, which is right for
-    /// cross entropy and squared errors.
+    /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
+    /// which is right for cross entropy and squared errors.
     pub loss_bound: f64,
     /// One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
     pub anisotropy: u32,

@@ -2,11 +2,13 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::super::model::{RFD_MODE_RFD, code, rule};
-use super::super::pointers::{Array, Versioned, initialise, slice, text};
+use super::super::model::code;
+use super::super::pointers::{Array, Versioned, address, initialise, slice, text};
 use super::super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::DType;
-use rfdescent::optimizer::{Group, Options, Outcome, SkipReason, StepReport, TensorSpec};
+use rfdescent::optimizer::{
+    Group, Options, Outcome, RawInput, RawNumber, SkipReason, StepReport, TensorSpec,
+};
 
 /// IEEE binary32.
 pub const RFD_DTYPE_F32: u32 = 0;
@@ -22,17 +24,18 @@ pub const RFD_DEVICE_CPU: u32 = 0;
 /// Memory of a CUDA device.
 pub const RFD_DEVICE_CUDA: u32 = 1;
 
-/// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that several ranks hold
-/// counts on one of them.
+/// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that
+/// several ranks hold counts on one of them.
 pub const RFD_TENSOR_NOT_IN_NORM: u32 = 1;
 
-/// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the parameters are rounded
-/// from.
+/// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
+/// parameters are rounded from.
 pub const RFD_OPTIMIZER_MASTER_WEIGHTS: u32 = 1;
 /// A flag of an optimizer: f16 and bf16 parameters without master weights are rounded stochastically.
 pub const RFD_OPTIMIZER_STOCHASTIC_ROUNDING: u32 = 2;
 
-/// A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are left alone.
+/// A flag of a group: each of its tensors keeps its Euclidean norm. Those of norm 0 and of one element are
+/// left alone.
 pub const RFD_GROUP_NORM_LOCK: u32 = 1;
 
 /// No step has been seen yet.
@@ -49,14 +52,14 @@ pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
 pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
 /// Skipped: a setting in a device's memory is outside its domain.
 pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
-/// Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in which velocities
-/// are kept.
+/// Skipped: with momentum or the adaptive method, gradient norm or learning rate leave the range of float, in
+/// which velocities are kept.
 pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 /// Skipped: the loss is below the lower bound given to the adaptive method.
 pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
 
-/// Describes one parameter to rfd_optimizer_create. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a whole
-/// tensor of the first group that counts in the norm.
+/// Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
+/// whole tensor of the first group that counts in the norm.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_tensor_spec {
@@ -100,8 +103,8 @@ unsafe impl Versioned for rfd_tensor_spec {
 pub struct rfd_tensor {
     /// sizeof(rfd_tensor).
     pub size: usize,
-    /// Its first element, on the host or on the device. A gradient that is null is missing: the parameter stays as it is
-    /// and counts in no norm. A parameter may be null when it has no elements.
+    /// Its first element, on the host or on the device. A gradient that is null is missing: the parameter
+    /// stays as it is and counts in no norm. A parameter may be null when it has no elements.
     pub data: *mut c_void,
     /// Number of elements.
     pub count: u64,
@@ -127,7 +130,8 @@ unsafe impl Versioned for rfd_tensor {
     };
 }
 
-/// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step size.
+/// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
+/// size.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_group {
@@ -137,8 +141,6 @@ pub struct rfd_group {
     pub length_scale_factor: f64,
     /// Multiplies the learning rate of this group alone. Default 1.
     pub multiplier: f64,
-    /// In [0, 1). Default 0: no velocity is kept. Leave it at 0 with the adaptive method, which averages gradients itself.
-    pub momentum: f64,
     /// Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
     pub weight_decay: f64,
     /// RFD_GROUP_* or 0.
@@ -153,13 +155,12 @@ unsafe impl Versioned for rfd_group {
         size: size_of::<Self>(),
         length_scale_factor: 1.0,
         multiplier: 1.0,
-        momentum: 0.0,
         weight_decay: 0.0,
         flags: 0,
     };
 }
 
-/// Options of an optimizer; rfd_optimizer_options_init sets the defaults, RFD as published.
+/// Options of an optimizer; rfd_optimizer_options_init sets the defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_optimizer_options {
@@ -169,18 +170,12 @@ pub struct rfd_optimizer_options {
     pub groups: *const rfd_group,
     /// Number of groups; 0 with null.
     pub group_count: usize,
-    /// In [0, 1). Default 0.
-    pub conservatism: f64,
-    /// 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
-    pub inv_batch_size: f64,
     /// Multiplies the step size; for schedulers. Default 1.
     pub multiplier: f64,
     /// The step size times the multiplier is cut to this. Default: infinity.
     pub max_step_size: f64,
     /// Of stochastic rounding. Default 0.
     pub seed: u64,
-    /// One of RFD_MODE_*. Default RFD_MODE_RFD.
-    pub mode: u32,
     /// RFD_OPTIMIZER_* added up, or 0.
     pub flags: u32,
     /// Where the tensors will be: one of RFD_DEVICE_*. Default RFD_DEVICE_CPU.
@@ -197,27 +192,24 @@ unsafe impl Versioned for rfd_optimizer_options {
         size: size_of::<Self>(),
         groups: std::ptr::null(),
         group_count: 0,
-        conservatism: 0.0,
-        inv_batch_size: 0.0,
         multiplier: 1.0,
         max_step_size: f64::INFINITY,
         seed: 0,
-        mode: RFD_MODE_RFD,
         flags: 0,
         device_kind: RFD_DEVICE_CPU,
         device_index: 0,
     };
 }
 
-/// The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and must be null for
-/// tensors on the CPU.
+/// The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
+/// must be null for tensors on the CPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_step_input {
     /// sizeof(rfd_step_input).
     pub size: usize,
-    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
-    /// gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
+    /// of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
     pub loss: f64,
     /// S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
     pub grad_scale: f64,
@@ -259,16 +251,16 @@ pub struct rfd_step_report {
     pub loss: f64,
     /// Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
     pub grad_norm: f64,
-    /// The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With the adaptive
-    /// method that of the averaged gradient.
+    /// The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
+    /// the adaptive method that of the averaged gradient.
     pub sigma_norm: f64,
-    /// Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0 in a skipped
-    /// step.
+    /// Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
+    /// in a skipped step.
     pub theta: f64,
     /// Length of the step, multiplier and cap included; 0 in a skipped step.
     pub step_size: f64,
-    /// `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the averaged one, and each
-    /// tensor's scale beside; 0 in a skipped step.
+    /// `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
+    /// averaged one, and each tensor's scale beside; 0 in a skipped step.
     pub learning_rate: f64,
     /// Steps applied so far, this one included.
     pub applied_steps: u64,
@@ -326,6 +318,28 @@ impl From<StepReport> for rfd_step_report {
     }
 }
 
+/// Before the first step all is 0.
+impl From<Option<StepReport>> for rfd_step_report {
+    fn from(report: Option<StepReport>) -> Self {
+        report.map_or(Self::DEFAULT, Into::into)
+    }
+}
+
+impl rfd_step_input {
+    pub(super) fn convert(&self) -> Result<RawInput> {
+        let number = |value, at: *const c_void, dtype| match address(at) {
+            0 => RawNumber::Host(value),
+            address => RawNumber::Address { address, dtype },
+        };
+        let loss_dtype = if self.loss_address.is_null() { DType::F64 } else { dtype(self.loss_dtype)? };
+        Ok(RawInput {
+            loss: number(self.loss, self.loss_address, loss_dtype),
+            grad_scale: number(self.grad_scale, self.grad_scale_address.cast(), DType::F32),
+            found_inf: number(self.found_inf, self.found_inf_address.cast(), DType::F32),
+        })
+    }
+}
+
 pub(super) fn dtype(value: u32) -> Result<DType> {
     let formats = [DType::F32, DType::F64, DType::F16, DType::BF16];
     code("dtype", value, &formats, "must be one of RFD_DTYPE_*")
@@ -342,7 +356,6 @@ impl rfd_group {
         Ok(Group {
             length_scale_factor: self.length_scale_factor,
             multiplier: self.multiplier,
-            momentum: self.momentum,
             weight_decay: self.weight_decay,
             norm_lock: self.flags & RFD_GROUP_NORM_LOCK != 0,
         })
@@ -363,8 +376,6 @@ impl rfd_optimizer_options {
         }
         let stochastic = self.flags & RFD_OPTIMIZER_STOCHASTIC_ROUNDING != 0;
         Ok(Options {
-            rule: rule(self.mode, self.conservatism)?,
-            inv_batch_size: self.inv_batch_size,
             multiplier: self.multiplier,
             max_step_size: (self.max_step_size != f64::INFINITY).then_some(self.max_step_size),
             stochastic_rounding: stochastic.then_some(self.seed),

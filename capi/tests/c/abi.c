@@ -30,6 +30,9 @@ static rfd_model *new_model(void) {
     return model;
 }
 
+/* The settings of the method of a fitted model, at their defaults. */
+#define FITTED(fit) &(rfd_fitted){.size = sizeof(rfd_fitted), .model = (fit)}
+
 static void versions(void) {
     CHECK(rfd_abi_version() == RFD_ABI_VERSION);
     CHECK(strlen(rfd_version()) >= 5);
@@ -448,12 +451,23 @@ static void creation(void) {
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_optimizer_options", rfd_optimizer_options_init(&options, sizeof options + 8));
     OK(rfd_optimizer_options_init(&options, sizeof options));
     CHECK(options.multiplier == 1 && isinf(options.max_step_size) && options.device_kind == RFD_DEVICE_CPU);
+    rfd_fitted fitted;
+    FAILS(RFD_ERROR_NULL, "rfd_fitted", rfd_fitted_init(NULL, sizeof fitted));
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_fitted", rfd_fitted_init(&fitted, sizeof fitted + 8));
+    OK(rfd_fitted_init(&fitted, sizeof fitted));
+    CHECK(!fitted.model && fitted.mode == RFD_MODE_RFD && fitted.momentum == 0 && !fitted.group_momentum);
 
-#define CREATE() rfd_optimizer_create(model, &options, specs, 2, &optimizer)
-    FAILS(RFD_ERROR_NULL, "model", rfd_optimizer_create(NULL, &options, specs, 2, &optimizer));
-    FAILS(RFD_ERROR_NULL, "specs", rfd_optimizer_create(model, &options, NULL, 2, &optimizer));
-    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_create(model, &options, specs, 2, NULL));
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "memory", rfd_optimizer_create(model, NULL, specs, SIZE_MAX / 2, &optimizer));
+#define CREATE() rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &optimizer)
+    FAILS(RFD_ERROR_NULL, "model", CREATE());
+    fitted.model = model;
+    FAILS(RFD_ERROR_NULL, "rfd_fitted", rfd_fitted_optimizer_create(NULL, &options, specs, 2, &optimizer));
+    FAILS(RFD_ERROR_NULL, "specs", rfd_fitted_optimizer_create(&fitted, &options, NULL, 2, &optimizer));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_fitted_optimizer_create(&fitted, &options, specs, 2, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "memory",
+          rfd_fitted_optimizer_create(&fitted, NULL, specs, SIZE_MAX / 2, &optimizer));
+    fitted.size = 8;
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_fitted", CREATE());
+    fitted.size = sizeof fitted;
     specs[1].name = "w";
     FAILS(RFD_ERROR_TENSOR, "listed twice", CREATE());
     specs[1].name = NULL;
@@ -489,12 +503,26 @@ static void creation(void) {
     options.max_step_size = 0;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "max_step_size", CREATE());
     options.max_step_size = INFINITY;
-    options.mode = 7;
+    fitted.mode = 7;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "mode", CREATE());
-    options.mode = RFD_MODE_A_RFD;
-    options.conservatism = 0.5;
+    fitted.mode = RFD_MODE_A_RFD;
+    fitted.conservatism = 0.5;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "conservatism", CREATE());
-    options.conservatism = 0;
+    fitted.conservatism = 0;
+    fitted.inv_batch_size = -1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", CREATE());
+    fitted.inv_batch_size = 0;
+    fitted.momentum = 1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum", CREATE());
+    fitted.momentum = 0;
+    const double by_group[] = {NAN, 0.9};
+    fitted.group_momentum_count = 2;
+    FAILS(RFD_ERROR_NULL, "group_momentum", CREATE());
+    fitted.group_momentum = by_group;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of momentum = 2: there are 1 groups", CREATE());
+    fitted.group_momentum_count = 1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum[0]", CREATE());
+    fitted.group_momentum_count = 0; /* then the numbers are not looked at */
     options.flags = 8;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "flags", CREATE());
     options.flags = 0;
@@ -512,9 +540,9 @@ static void creation(void) {
     FAILS(RFD_ERROR_NULL, "rfd_group", rfd_group_init(NULL, sizeof group));
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_group", rfd_group_init(&group, 0));
     options.groups = &group;
-    group.momentum = 1;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "groups[0].momentum", CREATE());
-    group.momentum = 0;
+    group.weight_decay = -1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "groups[0].weight_decay", CREATE());
+    group.weight_decay = 0;
     group.flags = 6;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "rfd_group.flags", CREATE());
     CHECK(!optimizer);
@@ -535,7 +563,7 @@ static void steps(void) {
     const rfd_tensor_spec specs[] = {spec("w", six, 1, RFD_DTYPE_F32), spec("empty", none, 1, RFD_DTYPE_F32),
                                      spec("b", NULL, 0, RFD_DTYPE_F64)};
     rfd_optimizer *optimizer = NULL;
-    OK(rfd_optimizer_create(model, NULL, specs, 3, &optimizer));
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 3, &optimizer));
     rfd_model_destroy(model); /* the optimizer keeps what it needs */
 
     union {
@@ -551,16 +579,16 @@ static void steps(void) {
                           tensor(&b_gradient, 1, RFD_DTYPE_F64)};
     rfd_step_input scalars = input(2.0);
     rfd_step_report report = {.size = sizeof report}, status = {.size = sizeof status};
-    OK(rfd_optimizer_status(optimizer, &status));
+    OK(rfd_optimizer_report(optimizer, &status));
     CHECK(status.outcome == RFD_OUTCOME_NONE && status.applied_steps == 0);
 
 #define STEP() rfd_optimizer_step(optimizer, params, grads, 3, &scalars, NULL, &report)
     OK(STEP());
     CHECK(report.outcome == RFD_OUTCOME_APPLIED && report.grad_norm == 3 && report.applied_steps == 1);
     CHECK(memory.f[0] < 1 && memory.f[1] == 2 && b < 0.5);
-    OK(rfd_optimizer_status(optimizer, &status));
+    OK(rfd_optimizer_report(optimizer, &status));
     CHECK(!memcmp(&status, &report, sizeof status));
-    OK(rfd_optimizer_wait(optimizer, NULL, &status));
+    OK(rfd_optimizer_wait_report(optimizer, NULL, &status));
     CHECK(!memcmp(&status, &report, sizeof status));
 
     /* A failed call changes nothing, not even the report. */
@@ -585,10 +613,10 @@ static void steps(void) {
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale", STEP());
     scalars.grad_scale = 1;
     scalars.loss_address = &b;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss = address", STEP());
     scalars.loss_address = NULL;
     scalars.found_inf_address = gradient;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = address", STEP());
     scalars.found_inf_address = NULL;
 
 #define WITH(field, value, expected, text)     \
@@ -600,14 +628,14 @@ static void steps(void) {
     } while (0)
 #define W_TENSOR params[0]
 #define G_TENSOR grads[0]
-    WITH(W, data = NULL, RFD_ERROR_NULL, "tensor `w`");
+    WITH(W, data = NULL, RFD_ERROR_TENSOR, "tensor `w`: its parameter is null");
     WITH(W, dtype = RFD_DTYPE_F16, RFD_ERROR_TENSOR, "f16");
     WITH(W, dtype = 99, RFD_ERROR_INVALID_ARGUMENT, "tensor `w`, parameter: dtype");
     WITH(G, dtype = 99, RFD_ERROR_INVALID_ARGUMENT, "tensor `w`, gradient: dtype");
     WITH(W, count = 5, RFD_ERROR_TENSOR, "6 elements");
     WITH(G, count = 5, RFD_ERROR_TENSOR, "`w`");
-    WITH(W, count = UINT64_MAX, RFD_ERROR_TENSOR, "larger than any memory");
-    WITH(W, count = UINT64_MAX / 4, RFD_ERROR_TENSOR, "larger than any memory");
+    WITH(W, count = UINT64_MAX, RFD_ERROR_TENSOR, "6 elements");
+    WITH(W, count = UINT64_MAX / 4, RFD_ERROR_TENSOR, "6 elements");
     WITH(W, device_kind = RFD_DEVICE_CUDA, RFD_ERROR_TENSOR, "tensor `w`");
     WITH(W, device_index = 1, RFD_ERROR_TENSOR, "index 1");
     WITH(G, device_kind = RFD_DEVICE_CUDA, RFD_ERROR_TENSOR, "its gradient");
@@ -652,20 +680,20 @@ static void steps(void) {
     grads[0].data = gradient;
     OK(rfd_optimizer_step(optimizer, params, grads, 3, &scalars, NULL, NULL));
 
-    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_status(NULL, &status));
-    FAILS(RFD_ERROR_NULL, "rfd_step_report", rfd_optimizer_status(optimizer, NULL));
-    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_wait(NULL, NULL, &status));
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_wait(optimizer, &b, &status));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_report(NULL, &status));
+    FAILS(RFD_ERROR_NULL, "rfd_step_report", rfd_optimizer_report(optimizer, NULL));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_wait_report(NULL, NULL, &status));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_wait_report(optimizer, &b, &status));
     status.size = 0;
-    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_status(optimizer, &status));
-    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_wait(optimizer, NULL, &status));
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_report(optimizer, &status));
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_wait_report(optimizer, NULL, &status));
     FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_step_input_init(NULL, sizeof scalars));
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_input", rfd_step_input_init(&scalars, 1));
     rfd_optimizer_destroy(optimizer);
 
     /* No tensors at all. */
     model = new_model();
-    OK(rfd_optimizer_create(model, NULL, NULL, 0, &optimizer));
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, NULL, 0, &optimizer));
     scalars = input(2.0);
     OK(rfd_optimizer_step(optimizer, NULL, NULL, 0, &scalars, NULL, &report));
     CHECK(report.outcome == RFD_OUTCOME_ZERO_GRADIENT);
@@ -681,15 +709,16 @@ static void settings_and_states(void) {
     rfd_group groups[2];
     OK(rfd_group_init(&groups[0], sizeof groups[0]));
     groups[1] = groups[0];
-    groups[0].momentum = 0.9;
+    const double momentum[] = {0.9, 0};
+    rfd_fitted fitted = {.size = sizeof fitted, .model = model, .group_momentum = momentum, .group_momentum_count = 2};
     rfd_optimizer_options options;
     OK(rfd_optimizer_options_init(&options, sizeof options));
     options.groups = groups;
     options.group_count = 2;
     options.flags = RFD_OPTIMIZER_MASTER_WEIGHTS;
     rfd_optimizer *first = NULL, *second = NULL;
-    OK(rfd_optimizer_create(model, &options, specs, 2, &first));
-    OK(rfd_optimizer_create(model, &options, specs, 2, &second));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &first));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &second));
     uint16_t a[] = {0x3f80, 0x3f80, 0, 0x4000}, a2[4]; /* 1, 1, 0, 2 */
     float b[] = {1, 1, 1, 1}, b2[4], g[] = {0.1f, 0.2f, 0.3f, 0.4f};
     rfd_tensor params[] = {tensor(a, 4, RFD_DTYPE_BF16), tensor(b, 4, RFD_DTYPE_F32)};
@@ -734,7 +763,7 @@ static void settings_and_states(void) {
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_save_state(NULL, folder, NULL));
     rfd_optimizer *other = NULL;
     specs[0].name = "c";
-    OK(rfd_optimizer_create(model, &options, specs, 2, &other));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &other));
     FAILS(RFD_ERROR_STATE, "`c`", rfd_optimizer_set_state(other, rfd_buffer_data(state), rfd_buffer_size(state), NULL));
     rfd_optimizer_destroy(other);
     rfd_buffer_destroy(state);
@@ -744,31 +773,58 @@ static void settings_and_states(void) {
     OK(rfd_optimizer_set_multiplier(first, 0.5, NULL));
     OK(rfd_optimizer_step(first, params, grads, 2, &scalars, NULL, &report2));
     CHECK(report2.step_size == 0.5 * report.step_size);
-    OK(rfd_optimizer_set_inv_batch_size(first, 1.0 / 64, NULL));
+    fitted.inv_batch_size = 1.0 / 64;
+    fitted.model = NULL; /* the optimizer's own, which must be the same where it is given */
+    OK(rfd_optimizer_set_fitted(first, &fitted, NULL));
+    fitted.model = model;
+    OK(rfd_optimizer_set_fitted(first, &fitted, NULL));
     OK(rfd_optimizer_step(first, params, grads, 2, &scalars, NULL, &report));
     CHECK(report.step_size != report2.step_size);
+    rfd_fitted wrong = fitted;
+    wrong.inv_batch_size = 2;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", rfd_optimizer_set_fitted(first, &wrong, NULL));
+    wrong.inv_batch_size = 0;
+    wrong.group_momentum_count = 1; /* 0.9 for both */
+    OK(rfd_optimizer_set_fitted(first, &wrong, NULL));
+    wrong.group_momentum = (const double[]){0, 0, 0};
+    wrong.group_momentum_count = 3;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum", rfd_optimizer_set_fitted(first, &wrong, NULL));
+    wrong.group_momentum_count = 0;
+    wrong.mode = RFD_MODE_A_RFD;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "mode", rfd_optimizer_set_fitted(first, &wrong, NULL));
+    wrong.mode = RFD_MODE_RFD;
+    wrong.conservatism = 0.1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "conservatism", rfd_optimizer_set_fitted(first, &wrong, NULL));
+    wrong.conservatism = 0;
+    rfd_model *unlike = NULL;
+    rfd_moments more = moments();
+    more.mean += 1;
+    OK(rfd_model_create("squared_exponential", &more, &unlike));
+    wrong.model = unlike;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "model", rfd_optimizer_set_fitted(first, &wrong, NULL));
+    rfd_model_destroy(unlike);
+    FAILS(RFD_ERROR_NULL, "rfd_fitted", rfd_optimizer_set_fitted(first, NULL, NULL));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_set_fitted(NULL, &fitted, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_set_fitted(first, &fitted, g));
     OK(rfd_optimizer_set_weight_decay(first, 1, 0.01, NULL));
     OK(rfd_optimizer_set_group(first, 0, &groups[1], NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "multiplier", rfd_optimizer_set_multiplier(first, NAN, NULL));
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", rfd_optimizer_set_inv_batch_size(first, 2, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "weight_decay", rfd_optimizer_set_weight_decay(first, 1, -1, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "group", rfd_optimizer_set_weight_decay(first, 2, 0, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "group", rfd_optimizer_set_group(first, 2, groups, NULL));
     FAILS(RFD_ERROR_NULL, "rfd_group", rfd_optimizer_set_group(first, 0, NULL, NULL));
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_set_group(NULL, 0, groups, NULL));
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_set_multiplier(NULL, 1, NULL));
-    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_set_inv_batch_size(NULL, 0, NULL));
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_set_weight_decay(NULL, 0, 0, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_set_multiplier(first, 1, g));
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_set_inv_batch_size(first, 0, g));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_set_weight_decay(first, 0, 0, g));
     rfd_optimizer_destroy(first);
     rfd_optimizer_destroy(second);
 
     /* The split form is the whole step where there is one rank; both halves need what they need. */
     specs[0].name = "a";
-    OK(rfd_optimizer_create(model, &options, specs, 2, &first));
-    OK(rfd_optimizer_create(model, &options, specs, 2, &second));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &first));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, 2, &second));
     memcpy(a2, a, sizeof a);
     memcpy(b2, b, sizeof b);
     double *norm = NULL, two[2];
@@ -780,7 +836,7 @@ static void settings_and_states(void) {
     CHECK(!memcmp(&report, &report2, sizeof report) && !memcmp(a, a2, sizeof a) && !memcmp(b, b2, sizeof b));
     norm[0] = norm[1] = NAN;
     OK(rfd_optimizer_step_with_norm(second, params2, grads, 2, norm, &scalars, NULL, NULL));
-    OK(rfd_optimizer_status(second, &report2));
+    OK(rfd_optimizer_report(second, &report2));
     CHECK(report2.outcome == RFD_OUTCOME_NON_FINITE_GRADIENT);
     FAILS(RFD_ERROR_NULL, "norm", rfd_optimizer_squared_norm(second, params2, grads, 2, NULL, NULL));
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_squared_norm(NULL, params2, grads, 2, NULL, &norm));
@@ -798,8 +854,8 @@ static void settings_and_states(void) {
     double vast = 1e100;
     rfd_tensor_spec scalar = spec("s", NULL, 0, RFD_DTYPE_F32);
     rfd_tensor param = tensor(b, 1, RFD_DTYPE_F32), grad = tensor(&vast, 1, RFD_DTYPE_F64);
-    options.group_count = 1;
-    OK(rfd_optimizer_create(model, &options, &scalar, 1, &first));
+    options.group_count = fitted.group_momentum_count = 1;
+    OK(rfd_fitted_optimizer_create(&fitted, &options, &scalar, 1, &first));
     OK(rfd_optimizer_step(first, &param, &grad, 1, &scalars, NULL, &report));
     CHECK(report.outcome == RFD_OUTCOME_OUT_OF_RANGE);
     FAILS(RFD_ERROR_FILE, "regular", rfd_optimizer_load_state(first, folder, NULL));
@@ -841,15 +897,6 @@ static void adaptive(void) {
     settings.anisotropy = 2;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "anisotropy", CREATE_ADAPTIVE());
     settings.anisotropy = RFD_ANISOTROPY_ISOTROPIC;
-    options.mode = RFD_MODE_A_RFD;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "rule", CREATE_ADAPTIVE());
-    options.mode = RFD_MODE_RFD;
-    options.inv_batch_size = 0.01;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", CREATE_ADAPTIVE());
-    options.inv_batch_size = 0;
-    group.momentum = 0.5;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "groups[0].momentum", CREATE_ADAPTIVE());
-    group.momentum = 0;
     CHECK(!first);
 
     /* With and without averages, beside the defaults: different steps. */
@@ -887,11 +934,11 @@ static void adaptive(void) {
         CHECK(report.applied_steps > 20 && report.skipped_steps > 5);
         lengths[k] = (float)b[0];
 
-        /* Settings of the groups, and what only RFD as published has. */
+        /* Settings of the groups, and what only a fitted model has. */
         OK(rfd_optimizer_set_multiplier(first, 0.5, NULL));
         OK(rfd_optimizer_set_weight_decay(first, 0, 0.01, NULL));
         OK(rfd_optimizer_set_group(first, 0, &group, NULL));
-        FAILS(RFD_ERROR_INVALID_ARGUMENT, "inv_batch_size", rfd_optimizer_set_inv_batch_size(first, 0.01, NULL));
+        FAILS(RFD_ERROR_INVALID_ARGUMENT, "adaptive", rfd_optimizer_set_fitted(first, FITTED(NULL), NULL));
         double *norm = NULL, two[] = {1, 1};
         FAILS(RFD_ERROR_INVALID_ARGUMENT, "adaptive", rfd_optimizer_squared_norm(first, params, grads, 2, NULL, &norm));
         FAILS(RFD_ERROR_INVALID_ARGUMENT, "adaptive",
@@ -904,12 +951,12 @@ static void adaptive(void) {
 
     /* States are of one method. */
     rfd_model *model = new_model();
-    OK(rfd_optimizer_create(model, NULL, specs, 2, &second));
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 2, &second));
     rfd_model_destroy(model);
     FAILS(RFD_ERROR_STATE, "adaptive", rfd_optimizer_load_state(second, in_folder("adaptive.safetensors"), NULL));
-    OK(rfd_optimizer_save_state(second, in_folder("published.safetensors"), NULL));
+    OK(rfd_optimizer_save_state(second, in_folder("fitted.safetensors"), NULL));
     OK(CREATE_ADAPTIVE());
-    FAILS(RFD_ERROR_STATE, "adaptive", rfd_optimizer_load_state(first, in_folder("published.safetensors"), NULL));
+    FAILS(RFD_ERROR_STATE, "adaptive", rfd_optimizer_load_state(first, in_folder("fitted.safetensors"), NULL));
     rfd_optimizer_destroy(first);
     rfd_optimizer_destroy(second);
 
@@ -938,7 +985,7 @@ static void *work(void *data) {
         worker->done += status == RFD_OK;
         worker->busy += status == RFD_ERROR_BUSY;
         rfd_step_report report = {.size = sizeof report};
-        worker->wrong += rfd_optimizer_status(worker->optimizer, &report) != RFD_OK;
+        worker->wrong += rfd_optimizer_report(worker->optimizer, &report) != RFD_OK;
     }
     /* The error of one thread is not the other's. */
     char text[100];
@@ -957,7 +1004,7 @@ static void threads(void) {
         worker_t *workers = calloc(4, sizeof *workers);
         CHECK(workers);
         rfd_optimizer *common = NULL;
-        OK(rfd_optimizer_create(model, NULL, &specs, 1, &common));
+        OK(rfd_fitted_optimizer_create(FITTED(model), NULL, &specs, 1, &common));
         pthread_t ids[4];
         for (int k = 0; k < 4; k++) {
             for (int i = 0; i < 1000; i++) {
@@ -966,7 +1013,7 @@ static void threads(void) {
             }
             workers[k].optimizer = common;
             if (!shared) {
-                OK(rfd_optimizer_create(model, NULL, &specs, 1, &workers[k].optimizer));
+                OK(rfd_fitted_optimizer_create(FITTED(model), NULL, &specs, 1, &workers[k].optimizer));
             }
         }
         for (int k = 0; k < 4; k++) {
@@ -980,12 +1027,12 @@ static void threads(void) {
         }
         rfd_step_report report = {.size = sizeof report};
         for (int k = 0; k < 4 && !shared; k++) {
-            OK(rfd_optimizer_status(workers[k].optimizer, &report));
+            OK(rfd_optimizer_report(workers[k].optimizer, &report));
             CHECK(report.applied_steps == 200);
             rfd_optimizer_destroy(workers[k].optimizer);
         }
         if (shared) {
-            OK(rfd_optimizer_status(common, &report));
+            OK(rfd_optimizer_report(common, &report));
             CHECK(report.applied_steps == done);
         }
         rfd_optimizer_destroy(common);

@@ -125,13 +125,9 @@ int main(void) {
     const rfd_moments moments = {sizeof moments, 2.5, 0.01, 0.9, 5.0, 300.0, 5777};
     rfd_model *model = NULL;
     OK(rfd_model_create("squared_exponential", &moments, &model));
-    rfd_group group;
-    OK(rfd_group_init(&group, sizeof group));
-    group.momentum = 0.9;
+    rfd_fitted fitted = {.size = sizeof fitted, .model = model, .momentum = 0.9};
     rfd_optimizer_options options;
     OK(rfd_optimizer_options_init(&options, sizeof options));
-    options.groups = &group;
-    options.group_count = 1;
     options.flags = RFD_OPTIMIZER_MASTER_WEIGHTS;
     rfd_tensor_spec specs[TENSORS];
     static const char *const names[TENSORS] = {"a", "empty", "b"};
@@ -155,14 +151,14 @@ int main(void) {
         device_grads[k] = tensor((void *)(uintptr_t)device_gradients[k], k, 1);
     }
     rfd_optimizer *cpu = NULL, *gpu = NULL;
-    OK(rfd_optimizer_create(model, &options, specs, TENSORS, &cpu));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, TENSORS, &cpu));
     options.device_kind = RFD_DEVICE_CUDA;
     options.device_index = 99;
-    FAILS(RFD_ERROR_DEVICE, "99", rfd_optimizer_create(model, &options, specs, TENSORS, &gpu));
+    FAILS(RFD_ERROR_DEVICE, "99", rfd_fitted_optimizer_create(&fitted, &options, specs, TENSORS, &gpu));
     options.device_index = 0;
-    OK(rfd_optimizer_create(model, &options, specs, TENSORS, &gpu));
+    OK(rfd_fitted_optimizer_create(&fitted, &options, specs, TENSORS, &gpu));
     rfd_step_report report = {.size = sizeof report}, status = {.size = sizeof status};
-    OK(rfd_optimizer_status(gpu, &status));
+    OK(rfd_optimizer_report(gpu, &status));
     CHECK(status.outcome == RFD_OUTCOME_NONE);
 
     /* What is wrong is refused before anything is queued. */
@@ -191,15 +187,15 @@ int main(void) {
     FAILS(RFD_ERROR_TENSOR, "`a`", STEP());
     device_params[0].data = (void *)(uintptr_t)device_values[0];
     device_input.grad_scale = 2;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale = 2", STEP());
     device_input.grad_scale = 1;
     device_input.found_inf = 1;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf_address", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = 1", STEP());
     device_input.found_inf = 0;
 
     /* Eager. */
     OK(STEP());
-    OK(rfd_optimizer_wait(gpu, stream, &status));
+    OK(rfd_optimizer_wait_report(gpu, stream, &status));
     OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
@@ -210,7 +206,7 @@ int main(void) {
     OK(rfd_optimizer_squared_norm(gpu, device_params, device_grads, TENSORS, stream, &device_norm));
     OK(rfd_optimizer_step_with_norm(gpu, device_params, device_grads, TENSORS, device_norm, &device_input, stream, NULL));
     OK(rfd_optimizer_step_with_norm(cpu, params, grads, TENSORS, norm, &input, NULL, &report));
-    OK(rfd_optimizer_wait(gpu, stream, &status));
+    OK(rfd_optimizer_wait_report(gpu, stream, &status));
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
 
@@ -239,11 +235,15 @@ int main(void) {
         input.found_inf = numbers[2];
         OK(rfd_optimizer_set_multiplier(cpu, 1.0 / (i + 1), NULL));
         OK(rfd_optimizer_set_multiplier(gpu, 1.0 / (i + 1), stream));
+        fitted.inv_batch_size = 0.01 * i;
+        fitted.momentum = 0.1 * (i + 1);
+        OK(rfd_optimizer_set_fitted(cpu, &fitted, NULL));
+        OK(rfd_optimizer_set_fitted(gpu, &fitted, stream));
         OK(rfd_optimizer_set_weight_decay(cpu, 0, 0.01 * i, NULL));
         OK(rfd_optimizer_set_weight_decay(gpu, 0, 0.01 * i, stream));
         CU(cuGraphLaunch(executable, stream));
         OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
-        OK(rfd_optimizer_wait(gpu, stream, &status));
+        OK(rfd_optimizer_wait_report(gpu, stream, &status));
         CHECK(!memcmp(&report, &status, sizeof report));
         CHECK(report.outcome == (i == 2 ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED));
         same_values();

@@ -1,5 +1,5 @@
 /* Takes steps on tensors of all formats and prints every report and the bits of the parameters, for comparison with the same
- * steps through the Rust interface. Its argument is `published` or `adaptive`. */
+ * steps through the Rust interface. Its argument is `fitted` or `adaptive`. */
 #include "check.h"
 
 #include <inttypes.h>
@@ -46,7 +46,6 @@ int main(int argc, char **argv) {
     rfd_group groups[2];
     OK(rfd_group_init(&groups[0], sizeof groups[0]));
     groups[1] = groups[0];
-    groups[1].momentum = adaptive ? 0 : 0.9;
     groups[1].weight_decay = 0.01;
     groups[1].length_scale_factor = 0.5;
     groups[1].flags = RFD_GROUP_NORM_LOCK;
@@ -54,7 +53,6 @@ int main(int argc, char **argv) {
     OK(rfd_optimizer_options_init(&options, sizeof options));
     options.groups = groups;
     options.group_count = 2;
-    options.inv_batch_size = adaptive ? 0 : 1.0 / 128;
     options.flags = RFD_OPTIMIZER_STOCHASTIC_ROUNDING;
     options.seed = 7;
 
@@ -85,7 +83,13 @@ int main(int argc, char **argv) {
         settings.loss_bound = -2;
         OK(rfd_adaptive_optimizer_create(&settings, &options, specs, TENSORS, &optimizer));
     } else {
-        OK(rfd_optimizer_create(model, &options, specs, TENSORS, &optimizer));
+        const double momentum[] = {0, 0.9};
+        const rfd_fitted settings = {.size = sizeof settings,
+                                     .model = model,
+                                     .inv_batch_size = 1.0 / 128,
+                                     .group_momentum = momentum,
+                                     .group_momentum_count = 2};
+        OK(rfd_fitted_optimizer_create(&settings, &options, specs, TENSORS, &optimizer));
     }
     rfd_step_input input;
     OK(rfd_step_input_init(&input, sizeof input));

@@ -1,0 +1,81 @@
+//! Where the tensors of a step are.
+
+use super::super::pointers::{Array, address};
+use super::super::status::{Failure, Result};
+use super::structs::{RFD_DEVICE_CPU, dtype, rfd_tensor};
+use rfdescent::DType;
+use rfdescent::optimizer::{AnyOptimizer, RawTensor, TensorSpec};
+
+/// A device, as C names it.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Place {
+    /// One of RFD_DEVICE_*.
+    pub kind: u32,
+    pub index: u32,
+}
+
+/// The tensors of one step, in the order of the specs.
+pub(super) struct Tensors<'a> {
+    pub params: Array<'a, rfd_tensor>,
+    /// `None`: all are missing.
+    pub grads: Option<Array<'a, rfd_tensor>>,
+    /// Where the optimizer wants them.
+    pub place: Place,
+}
+
+impl Tensors<'_> {
+    /// Compares descriptors with what the optimizer was made for; the addresses, in `list`.
+    pub fn locate(&self, optimizer: &AnyOptimizer, list: &mut Vec<RawTensor>) -> Result<()> {
+        let count = optimizer.specs().len();
+        let lists = [Some(("params", self.params)), self.grads.map(|grads| ("grads", grads))];
+        for (name, given) in lists.into_iter().flatten() {
+            if given.len() != count {
+                let expected = format!("the optimizer was made for {count} tensors; give one for each");
+                return Err(Failure::invalid(&format!("number of {name}"), given.len(), &expected));
+            }
+        }
+        list.clear();
+        for (spec, param) in optimizer.specs().zip(self.params.iter()) {
+            let param = param?;
+            let format = self.check(spec, "parameter", &param)?;
+            if format != spec.dtype {
+                let problem = format!("was described as {} but is {format}", spec.dtype);
+                return Err(Failure::tensor(&spec.name, problem));
+            }
+            list.push(RawTensor::without_grad(address(param.data)));
+        }
+        let Some(grads) = self.grads else { return Ok(()) };
+        for ((spec, tensor), grad) in optimizer.specs().zip(list).zip(grads.iter()) {
+            let grad = grad?;
+            let format = self.check(spec, "gradient", &grad)?;
+            *tensor = RawTensor::new(tensor.param, address(grad.data), format);
+        }
+        Ok(())
+    }
+
+    /// The format of a tensor whose place and length are right.
+    fn check(&self, spec: &TensorSpec, what: &str, tensor: &rfd_tensor) -> Result<DType> {
+        let found = Place { kind: tensor.device_kind, index: tensor.device_index };
+        if found != self.place {
+            let own = match self.place {
+                Place { kind: RFD_DEVICE_CPU, .. } => "the CPU".into(),
+                Place { index, .. } => format!("CUDA device {index}"),
+            };
+            let problem = format!(
+                "its {what} is on device kind {}, index {}, but the optimizer works on {own}; copy it, or make the \
+                 optimizer for that device",
+                found.kind, found.index
+            );
+            return Err(Failure::tensor(&spec.name, problem));
+        }
+        let format =
+            dtype(tensor.dtype).map_err(|failure| failure.at(&format!("tensor `{}`, {what}", spec.name)))?;
+        let missing = what == "gradient" && tensor.data.is_null();
+        let len = spec.len()? as u64;
+        if tensor.count != len && !missing {
+            let problem = format!("was described with {len} elements but its {what} has {}", tensor.count);
+            return Err(Failure::tensor(&spec.name, problem));
+        }
+        Ok(format)
+    }
+}
