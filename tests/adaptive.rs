@@ -341,8 +341,8 @@ fn a_state_of_the_other_method_is_refused() {
     let message = |error: rfdescent::Result<()>| error.unwrap_err().to_string();
     let (of_published, of_adaptive) =
         (published.state_to_bytes().unwrap(), adaptive.state_to_bytes().unwrap());
-    assert!(message(adaptive.load_state_from_bytes(&of_published)).contains("RFD as published"));
-    assert!(message(published.load_state_from_bytes(&of_adaptive)).contains("adaptive"));
+    assert!(message(adaptive.load_state_from_bytes(&of_published)).contains("by the fitted method"));
+    assert!(message(published.load_state_from_bytes(&of_adaptive)).contains("by the adaptive method"));
 }
 
 /// The velocity holds an average with another decay: its size would be taken wrongly.
@@ -371,7 +371,7 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
         (r#"\"windows\":0.0"#, r#"\"windows\":-10"#),
     ] {
         let text = saved.load_state_from_bytes(&edited(from, to)).unwrap_err().to_string();
-        assert!(text.contains("`adaptive`") && text.contains("domain"), "{text}");
+        assert!(text.contains("`history`") && text.contains("domain"), "{text}");
     }
     saved.load_state_from_bytes(&state).unwrap();
 }

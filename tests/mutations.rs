@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rfdescent::covariance::{Family, Model, Observation, StepRule, TensorFactor};
 use rfdescent::estimation::{Sample, SampleStatistics, SampleTable, TensorDims, fit, fit_tensors};
-use rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 /// Counts what is allocated.
@@ -227,12 +227,13 @@ fn damaged_samples() {
 
 #[test]
 fn damaged_states() {
-    let model = Model::new(Family::SquaredExponential, moments()).unwrap();
-    let options = Options {
-        groups: vec![Group { momentum: 0.9, ..Group::default() }],
-        master_weights: true,
-        ..Options::default()
-    };
+    let group = Group { momentum: 0.9, ..Group::default() };
+    attack_states(Model::new(Family::SquaredExponential, moments()).unwrap().into(), group);
+    attack_states(Adaptive::default().into(), Group::default());
+}
+
+fn attack_states(method: Method, group: Group) {
+    let options = Options { groups: vec![group], master_weights: true, ..Options::default() };
     let specs = vec![
         TensorSpec::new("a", &[5, 3], DType::F32),
         TensorSpec::new("b", &[4], DType::BF16),
@@ -250,9 +251,9 @@ fn damaged_states() {
         ];
         optimizer.step(params, grads, &StepInput::new(2.0)).unwrap();
     };
-    let mut first = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
+    let mut first = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
     step(&mut first);
-    let mut second = Optimizer::new(model, options, specs).unwrap();
+    let mut second = Optimizer::new(method, options, specs).unwrap();
     attack(&first.state_to_bytes().unwrap(), |bytes| {
         let before = second.applied_steps();
         let accepted = second.load_state_from_bytes(bytes).is_ok();

@@ -60,8 +60,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let many = run(threads);
         assert!(one.0 == many.0, "parameters differ with {threads} threads");
         assert_eq!(one.1, many.1);
-        // The metadata is a hash map, so compare sizes here and the parameters above.
-        assert_eq!(one.2.len(), many.2.len());
+        assert!(one.2 == many.2, "states differ with {threads} threads");
     }
 }
 
@@ -458,11 +457,6 @@ fn a_state_for_other_tensors_is_refused_by_name() {
         let message = same.load_state_from_bytes(&bytes[..cut]).unwrap_err().to_string();
         assert!(message.contains("optimizer state"), "{message}");
     }
-    let at = bytes.windows(13).position(|w| w == b"\"version\":\"1\"").unwrap();
-    let mut edited = bytes.clone();
-    edited[at + 11] = b'9';
-    let message = same.load_state_from_bytes(&edited).unwrap_err().to_string();
-    assert!(message.contains("version 9") && message.contains("version 1"), "{message}");
     same.load_state_from_bytes(&bytes).unwrap();
 
     // what is missing from the state, and what it holds that the options have no use for
@@ -473,8 +467,8 @@ fn a_state_for_other_tensors_is_refused_by_name() {
         edited
     };
     let message =
-        same.load_state_from_bytes(&edit(b"\"momentum.t0", b"\"momentum.t9")).unwrap_err().to_string();
-    assert!(message.contains("momentum.t0"), "{message}");
+        same.load_state_from_bytes(&edit(b"\"velocity.t0", b"\"velocity.t9")).unwrap_err().to_string();
+    assert!(message.contains("velocity.t0"), "{message}");
     let mut without = optimizer(&tensors, Options::default());
     let message = without.load_state_from_bytes(&bytes).unwrap_err().to_string();
     assert!(message.contains("momentum") && message.contains("`t0`"), "{message}");

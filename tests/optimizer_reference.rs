@@ -209,7 +209,7 @@ proptest! {
             prop_assert_eq!(report.outcome, Outcome::Applied);
             let expected = reference(&model, &case, &held, &velocity, &gradient_f64);
             let masters = stored(&optimizer, "master");
-            let velocities = stored(&optimizer, "momentum");
+            let velocities = stored(&optimizer, "velocity");
             for (k, expected) in expected.into_iter().enumerate() {
                 let after = values[k].to_f64();
                 // where there are master weights they are compared, and the parameter is their rounding

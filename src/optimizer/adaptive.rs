@@ -31,8 +31,10 @@ pub(crate) struct History {
     pub loss: f64,
     /// βⁿ after n steps: the weight that the average still lacks.
     pub loss_rest: f64,
+    #[serde(flatten)]
     pub trust: Trust,
-    /// In the order of the optimizer's tensors.
+    /// In the order of the optimizer's tensors; a saved state has them with the tensors.
+    #[serde(skip)]
     pub tensors: Vec<TensorHistory>,
 }
 

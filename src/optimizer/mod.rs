@@ -12,6 +12,7 @@ mod report;
 mod spec;
 mod state;
 pub(crate) mod state_file;
+mod state_v1;
 
 use std::collections::HashSet;
 
@@ -27,7 +28,7 @@ use crate::backend::cpu::{self, FloatEnvironment, Momentum, StochasticBits, Tens
 pub use crate::backend::device::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, GradRef, ParamMut};
+use crate::tensor::{GradRef, ParamMut};
 
 /// Random Function Descent over a fixed list of tensors.
 ///
@@ -379,7 +380,7 @@ impl Optimizer {
                 continue;
             }
             let group = &self.options.groups[tensor.spec.group];
-            let half = matches!(tensor.spec.dtype, DType::F16 | DType::BF16);
+            let half = tensor.spec.dtype.is_half();
             if self.options.master_weights && half {
                 tensor.master.get_or_insert_with(|| cpu::to_f32(param));
             }

@@ -20,7 +20,8 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::save_state`] wrote.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`Optimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as
+    /// [`Optimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes)
@@ -35,7 +36,7 @@ impl Optimizer {
             .tensors
             .iter()
             .map(|tensor| Buffers {
-                momentum: tensor.momentum.as_ref().map(|momentum| match momentum {
+                velocity: tensor.momentum.as_ref().map(|velocity| match velocity {
                     Momentum::F32(v) => f32_bytes(v),
                     Momentum::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
                 }),
@@ -51,15 +52,17 @@ impl Optimizer {
         state_file::write(&state, &self.spec_list(), &self.method)
     }
 
-    /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.
+    /// Loads a state that [`Optimizer::state_to_bytes`] made for tensors of the same names, whatever their
+    /// order. On an error the optimizer is as it was.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or which
-    /// option was on when the state was saved and is off now.
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor is
+    /// missing or additional or differs in shape or format, or which option was on when the state was saved
+    /// and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let state = state_file::read(bytes, &self.spec_list(), &self.method, &self.options)?;
         for (tensor, buffers) in self.tensors.iter_mut().zip(state.tensors) {
-            tensor.momentum = buffers.momentum.map(|bytes| match tensor.spec.dtype {
+            tensor.momentum = buffers.velocity.map(|bytes| match tensor.spec.dtype.state() {
                 DType::F64 => {
                     Momentum::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())
                 }

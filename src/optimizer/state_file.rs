@@ -1,40 +1,64 @@
-//! The file format of saved states, the same for every backend: safetensors. The metadata holds format, version, counts
-//! and the list of tensors; velocities are stored as `momentum.NAME`, master weights as `master.NAME`, little-endian.
+//! The file format of saved states, the same for every backend: safetensors. The metadata has one key, whose
+//! value is JSON text: version, method, counts, what the method remembers, and the list of tensors
+//! ([`Header`]). Velocities are stored as `velocity.NAME`, master weights as `master.NAME`, flat and
+//! little-endian. Equal states have equal bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 
-use super::adaptive::History;
-use super::{Method, Options, TensorSpec};
+use super::adaptive::{History, TensorHistory};
+use super::{Method, Options, TensorSpec, state_v1};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
-const FORMAT: &str = "rfdescent-optimizer-state";
-const VERSION: &str = "1";
+/// The one key of the metadata: more would be written in a random order.
+const KEY: &str = "rfdescent_optimizer_state";
+const VERSION: u64 = 2;
+/// The end of the message about a file that is not one of these.
+pub(super) const STRANGE: &str = "in its metadata; it was not saved by this library";
 
-/// What identifies a tensor in a saved state, and which buffers are stored of it.
+/// The metadata. The order of the fields is that in the file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Entry {
-    name: String,
-    shape: Vec<usize>,
-    dtype: DType,
-    momentum: bool,
-    master: bool,
+pub(super) struct Header {
+    pub version: u64,
+    pub method: MethodName,
+    /// Those of the method that what it remembers is only right with.
+    pub settings: serde_json::Map<String, serde_json::Value>,
+    pub applied_steps: u64,
+    pub skipped_steps: u64,
+    /// Of the adaptive method: what all tensors share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<History>,
+    pub tensors: Vec<Entry>,
 }
 
-impl Entry {
-    fn is_of(&self, spec: &TensorSpec) -> bool {
-        (&self.name, &self.shape, self.dtype) == (&spec.name, &spec.shape, spec.dtype)
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum MethodName {
+    Fitted,
+    Adaptive,
+}
+
+/// What identifies a tensor in a saved state, which buffers are stored of it, and what the adaptive method
+/// remembers of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub dtype: DType,
+    pub velocity: bool,
+    pub master: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<TensorHistory>,
 }
 
 /// The buffers of one tensor, little-endian; `None` for one that does not exist.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Buffers<B> {
-    /// f64 for f64 parameters, else f32.
-    pub momentum: Option<B>,
+    /// In the format that [`DType::state`] says.
+    pub velocity: Option<B>,
     /// f32.
     pub master: Option<B>,
 }
@@ -50,17 +74,38 @@ pub(crate) struct State<B> {
     pub tensors: Vec<Buffers<B>>,
 }
 
-/// The format of a tensor's velocity.
-fn momentum_format(spec: &TensorSpec) -> Dtype {
-    if spec.dtype == DType::F64 { Dtype::F64 } else { Dtype::F32 }
+impl MethodName {
+    fn of(method: &Method) -> Self {
+        if method.is_adaptive() { MethodName::Adaptive } else { MethodName::Fitted }
+    }
+}
+
+/// The settings of a method that belong to what it remembers.
+fn settings(method: &Method) -> serde_json::Map<String, serde_json::Value> {
+    match method {
+        Method::Published(_) => serde_json::Map::new(),
+        Method::Adaptive(adaptive) => [("averaging".into(), adaptive.averaging.into())].into_iter().collect(),
+    }
+}
+
+/// The format of a buffer of numbers of the given one.
+fn stored_as(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+    }
 }
 
 /// The bytes of the file.
 pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec], method: &Method) -> Result<Vec<u8>> {
     let mut views = Vec::new();
     for (spec, buffers) in specs.iter().zip(&state.tensors) {
-        let stored =
-            [("momentum", &buffers.momentum, momentum_format(spec)), ("master", &buffers.master, Dtype::F32)];
+        let stored = [
+            ("velocity", &buffers.velocity, stored_as(spec.dtype.state())),
+            ("master", &buffers.master, Dtype::F32),
+        ];
         for (kind, bytes, dtype) in stored {
             if let Some(bytes) = bytes {
                 let view = TensorView::new(dtype, vec![spec.len()?], bytes)
@@ -69,31 +114,32 @@ pub(crate) fn write(state: &State<Vec<u8>>, specs: &[&TensorSpec], method: &Meth
             }
         }
     }
-    let entries: Vec<Entry> = (specs.iter().zip(&state.tensors))
-        .map(|(spec, buffers)| Entry {
+    let tensors = (specs.iter().zip(&state.tensors).enumerate())
+        .map(|(index, (spec, buffers))| Entry {
             name: spec.name.clone(),
             shape: spec.shape.clone(),
             dtype: spec.dtype,
-            momentum: buffers.momentum.is_some(),
+            velocity: buffers.velocity.is_some(),
             master: buffers.master.is_some(),
+            history: state.history.as_ref().map(|history| history.tensors[index]),
         })
         .collect();
-    let mut metadata = HashMap::from([
-        ("format".to_string(), FORMAT.to_string()),
-        ("version".to_string(), VERSION.to_string()),
-        ("applied_steps".to_string(), state.applied_steps.to_string()),
-        ("skipped_steps".to_string(), state.skipped_steps.to_string()),
-        ("tensors".to_string(), serde_json::to_string(&entries).map_err(|e| Error::State(e.to_string()))?),
-    ]);
-    if let (Some(history), Method::Adaptive(rule)) = (&state.history, method) {
-        let history = serde_json::to_string(history).map_err(|e| Error::State(e.to_string()))?;
-        metadata.insert("adaptive".to_string(), history);
-        metadata.insert("averaging".to_string(), rule.averaging.to_string());
-    }
+    let header = Header {
+        version: VERSION,
+        method: MethodName::of(method),
+        settings: settings(method),
+        applied_steps: state.applied_steps,
+        skipped_steps: state.skipped_steps,
+        history: state.history.clone(),
+        tensors,
+    };
+    let text = serde_json::to_string(&header).map_err(|e| Error::State(e.to_string()))?;
+    let metadata = HashMap::from([(KEY.to_string(), text)]);
     safetensors::serialize(views, Some(metadata)).map_err(|e| Error::State(e.to_string()))
 }
 
-/// Reads a file that [`write`] made for the same tensors, with the same method and options that keep the same buffers.
+/// Reads a file that [`write`] made for the same tensors in any order, with the same method and options that
+/// keep the same buffers; also one of version 1.
 pub(crate) fn read<'a>(
     bytes: &'a [u8],
     specs: &[&TensorSpec],
@@ -106,39 +152,20 @@ pub(crate) fn read<'a>(
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
     let stored = SafeTensors::deserialize(bytes).map_err(damaged)?;
     let metadata = metadata.metadata().clone().unwrap_or_default();
-    let entry = |key: &str| {
-        metadata.get(key).ok_or_else(|| {
-            Error::State(format!("has no `{key}` in its metadata; it was not saved by this library"))
-        })
+    let (header, velocity) = match metadata.get(KEY) {
+        Some(text) => (parse(text)?, "velocity"),
+        None => match state_v1::header(&metadata) {
+            Some(header) => (header?, state_v1::VELOCITY),
+            None => return Err(Error::State(format!("has no `{KEY}` {STRANGE}"))),
+        },
     };
-    if entry("format")? != FORMAT {
-        return Err(Error::State(format!("has format `{}`, not `{FORMAT}`", entry("format")?)));
+    compare_methods(&header, method)?;
+    let entries = in_order_of(specs, &header.tensors)?;
+    for (entry, spec) in entries.iter().zip(specs) {
+        compare(entry, spec, options)?;
     }
-    if entry("version")? != VERSION {
-        let found = entry("version")?;
-        return Err(Error::State(format!(
-            "has version {found}; this release reads version {VERSION}: load it with the release that saved it"
-        )));
-    }
-    let count = |key: &str| {
-        entry(key)?
-            .parse::<u64>()
-            .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
-    };
-    let (applied_steps, skipped_steps) = (count("applied_steps")?, count("skipped_steps")?);
-    let entries: Vec<Entry> = serde_json::from_str(entry("tensors")?)
-        .map_err(|e| Error::State(format!("`tensors` in its metadata is damaged: {e}")))?;
-    let history = history(metadata.get("adaptive"), method, specs.len())?;
-    if let (Some(saved), Method::Adaptive(rule)) = (metadata.get("averaging"), method)
-        && saved.parse() != Ok(rule.averaging)
-    {
-        return Err(Error::State(format!(
-            "was saved with averaging {saved}, but the optimizer has {}; make one with the same",
-            rule.averaging
-        )));
-    }
-    compare(&entries, specs, options)?;
-    let promised = entries.iter().map(|e| usize::from(e.momentum) + usize::from(e.master)).sum::<usize>();
+    let history = header.history.map(|shared| with_tensors(shared, &entries)).transpose()?;
+    let promised = entries.iter().map(|e| usize::from(e.velocity) + usize::from(e.master)).sum::<usize>();
     if stored.len() != promised {
         return Err(Error::State(format!(
             "holds {} buffers, but its metadata promises {promised}; it is damaged: save it again",
@@ -151,72 +178,138 @@ pub(crate) fn read<'a>(
                 present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec)).transpose()
             };
             Ok(Buffers {
-                momentum: values("momentum", entry.momentum, momentum_format(spec))?,
+                velocity: values(velocity, entry.velocity, stored_as(spec.dtype.state()))?,
                 master: values("master", entry.master, Dtype::F32)?,
             })
         })
         .collect::<Result<_>>()?;
+    let Header { applied_steps, skipped_steps, .. } = header;
     Ok(State { applied_steps, skipped_steps, history, tensors })
 }
 
-/// What the adaptive method remembered, if the state is of the method that the optimizer has.
-fn history(stored: Option<&String>, method: &Method, tensors: usize) -> Result<Option<History>> {
-    let Some(stored) = stored else {
-        if method.is_adaptive() {
-            return Err(Error::State(
-                "was saved by RFD as published, but the optimizer is adaptive; make one with the fitted model".into(),
-            ));
-        }
-        return Ok(None);
+/// The header of version 2; only the version of a later one is looked at.
+fn parse(text: &str) -> Result<Header> {
+    #[derive(Deserialize)]
+    struct OfAnyVersion {
+        version: u64,
+    }
+    let damaged = |e: serde_json::Error| {
+        Error::State(format!("`{KEY}` in its metadata is damaged: {e}; save it again"))
     };
-    if !method.is_adaptive() {
-        return Err(Error::State(
-            "was saved by the adaptive method, but the optimizer is RFD as published; make an adaptive one"
-                .into(),
-        ));
-    }
-    let damaged = |problem: String| {
-        Error::State(format!("`adaptive` in its metadata is damaged: {problem}; save it again"))
-    };
-    let history: History = serde_json::from_str(stored).map_err(|e| damaged(e.to_string()))?;
-    if history.tensors.len() != tensors {
-        return Err(damaged(format!("it is of {} tensors, not {tensors}", history.tensors.len())));
-    }
-    if !history.is_sound() {
-        return Err(damaged("a value is outside its domain".into()));
-    }
-    Ok(Some(history))
-}
-
-/// Says which tensor of a saved state is not the optimizer's, or has a buffer that the options have no use for.
-fn compare(saved: &[Entry], specs: &[&TensorSpec], options: &Options) -> Result<()> {
-    if saved.len() != specs.len() {
+    let OfAnyVersion { version } = serde_json::from_str(text).map_err(damaged)?;
+    if version != VERSION {
         return Err(Error::State(format!(
-            "is for {} tensors, the optimizer has {}; make the optimizer for the same list",
-            saved.len(),
-            specs.len()
+            "has version {version}; this release reads versions 1 and {VERSION}: load it with the release that saved it"
         )));
     }
-    for (index, (saved, spec)) in saved.iter().zip(specs).enumerate() {
-        let name = &spec.name;
-        if !saved.is_of(spec) {
-            return Err(Error::State(format!(
-                "tensor {index} is `{}` {:?} {} in the state but `{name}` {:?} {} in the optimizer",
-                saved.name, saved.shape, saved.dtype, spec.shape, spec.dtype
-            )));
+    serde_json::from_str(text).map_err(damaged)
+}
+
+/// An error if the state is of another method, or of another setting of it.
+fn compare_methods(header: &Header, method: &Method) -> Result<()> {
+    match (header.method, MethodName::of(method)) {
+        (MethodName::Fitted, MethodName::Adaptive) => {
+            return Err(Error::State(
+                "was saved by the fitted method, but the optimizer is adaptive; make one with the fitted model".into(),
+            ));
         }
-        if saved.master && !options.master_weights {
-            return Err(Error::State(format!(
-                "holds master weights of `{name}`, but the option `master_weights` is off; make the optimizer with it on"
-            )));
+        (MethodName::Adaptive, MethodName::Fitted) => {
+            return Err(Error::State(
+                "was saved by the adaptive method, but the optimizer is fitted; make an adaptive one".into(),
+            ));
         }
-        if saved.momentum && options.groups[spec.group].momentum == 0.0 {
+        _ => {}
+    }
+    if (header.method == MethodName::Adaptive) != header.history.is_some() {
+        return Err(damaged_history("only the adaptive method has one, and always"));
+    }
+    let own = settings(method);
+    for (name, saved) in &header.settings {
+        let Some(own) = own.get(name) else {
             return Err(Error::State(format!(
-                "holds a velocity of `{name}`, but the momentum of its group is 0; set it before loading"
+                "was saved with {name} {saved}, a setting that this release does not know: load it with the release that saved it"
+            )));
+        };
+        if saved.as_f64() != own.as_f64() {
+            return Err(Error::State(format!(
+                "was saved with {name} {saved}, but the optimizer has {own}; make one with the same"
             )));
         }
     }
     Ok(())
+}
+
+/// Each tensor's entry. An error names the tensors that only the state or only the optimizer has.
+fn in_order_of<'a>(specs: &[&TensorSpec], saved: &'a [Entry]) -> Result<Vec<&'a Entry>> {
+    let mut by_name: HashMap<&str, &Entry> = HashMap::with_capacity(saved.len());
+    for entry in saved {
+        if by_name.insert(&entry.name, entry).is_some() {
+            let problem = format!("lists tensor `{}` twice; it is damaged: save it again", entry.name);
+            return Err(Error::State(problem));
+        }
+    }
+    let own: HashSet<&str> = specs.iter().map(|spec| spec.name.as_str()).collect();
+    let lacking = specs.iter().map(|spec| spec.name.as_str()).filter(|name| !by_name.contains_key(name));
+    let additional = saved.iter().map(|entry| entry.name.as_str()).filter(|name| !own.contains(name));
+    let (lacking, additional): (Vec<_>, Vec<_>) = (lacking.collect(), additional.collect());
+    if lacking.is_empty() && additional.is_empty() {
+        return Ok(specs.iter().map(|spec| by_name[spec.name.as_str()]).collect());
+    }
+    let differences = [("lacks", lacking), ("additionally has", additional)];
+    let differences: Vec<String> = (differences.iter().filter(|(_, names)| !names.is_empty()))
+        .map(|(what, names)| format!("{what} {}", listed(names)))
+        .collect();
+    Err(Error::State(format!(
+        "is for {} tensors, the optimizer has {}: the state {}; make the optimizer for the same tensors",
+        saved.len(),
+        specs.len(),
+        differences.join(" and ")
+    )))
+}
+
+/// The first few names.
+fn listed(names: &[&str]) -> String {
+    const SHOWN: usize = 5;
+    let shown = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+/// An error if a tensor has another shape or format, or a buffer that the options have no use for.
+fn compare(saved: &Entry, spec: &TensorSpec, options: &Options) -> Result<()> {
+    let name = &spec.name;
+    if (&saved.shape, saved.dtype) != (&spec.shape, spec.dtype) {
+        return Err(Error::State(format!(
+            "tensor `{name}` is {:?} {} in the state but {:?} {} in the optimizer",
+            saved.shape, saved.dtype, spec.shape, spec.dtype
+        )));
+    }
+    if saved.master && !options.master_weights {
+        return Err(Error::State(format!(
+            "holds master weights of `{name}`, but the option `master_weights` is off; make the optimizer with it on"
+        )));
+    }
+    if saved.velocity && options.groups[spec.group].momentum == 0.0 {
+        return Err(Error::State(format!(
+            "holds a velocity of `{name}`, but the momentum of its group is 0; set it before loading"
+        )));
+    }
+    Ok(())
+}
+
+/// What the adaptive method remembers, of all tensors and of each.
+fn with_tensors(shared: History, entries: &[&Entry]) -> Result<History> {
+    let of_tensor = |entry: &&Entry| {
+        entry.history.ok_or_else(|| damaged_history(&format!("tensor `{}` has none", entry.name)))
+    };
+    let history = History { tensors: entries.iter().map(of_tensor).collect::<Result<_>>()?, ..shared };
+    if history.is_sound() { Ok(history) } else { Err(damaged_history("a value is outside its domain")) }
+}
+
+fn damaged_history(problem: &str) -> Error {
+    Error::State(format!("`history` in its metadata is damaged: {problem}; save it again"))
 }
 
 /// The bytes of a stored list of numbers.

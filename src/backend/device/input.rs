@@ -1,7 +1,7 @@
 //! What a step on a device is given, by address.
 
 use super::abi::RfdStep;
-use super::plan::{dtype_code, size_of};
+use super::plan::dtype_code;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
@@ -82,9 +82,9 @@ impl DeviceInput {
 
 /// Checks the address of a number.
 pub(super) fn scalar(name: &str, address: u64, dtype: DType) -> Result<u64> {
-    if address != 0 && address.is_multiple_of(size_of(dtype)) {
+    if address != 0 && address.is_multiple_of(dtype.size() as u64) {
         return Ok(address);
     }
-    let expected = format!("give the device address of an {dtype}, aligned to {} bytes", size_of(dtype));
+    let expected = format!("give the device address of an {dtype}, aligned to {} bytes", dtype.size());
     Err(Error::invalid(name, format!("address {address:#x}"), expected))
 }

@@ -288,7 +288,7 @@ impl DeviceOptimizer {
             // Momentum that is switched on again starts at rest.
             for k in members {
                 let entry = &self.entries[k];
-                self.clear(entry.momentum, entry.momentum_bytes(), stream)?;
+                self.clear(entry.momentum, entry.velocity_bytes(), stream)?;
             }
         }
         self.options.groups[index] = group;
@@ -453,7 +453,7 @@ impl DeviceOptimizer {
     /// Makes velocities, at rest, for those of the tensors that have none.
     pub(super) fn require_momentum(&mut self, tensors: Vec<usize>) -> Result<()> {
         let missing: Vec<usize> = tensors.into_iter().filter(|&k| self.entries[k].momentum == 0).collect();
-        let sizes: Vec<usize> = missing.iter().map(|&k| self.entries[k].momentum_bytes()).collect();
+        let sizes: Vec<usize> = missing.iter().map(|&k| self.entries[k].velocity_bytes()).collect();
         for (k, address) in missing.into_iter().zip(self.allocate(&sizes)?) {
             self.entries[k].momentum = address;
         }
@@ -464,7 +464,7 @@ impl DeviceOptimizer {
     pub(super) fn require_master(&mut self, tensors: Vec<usize>) -> Result<()> {
         let missing: Vec<usize> = tensors
             .into_iter()
-            .filter(|&k| self.entries[k].master == 0 && self.entries[k].is_half())
+            .filter(|&k| self.entries[k].master == 0 && self.entries[k].spec.dtype.is_half())
             .collect();
         let sizes: Vec<usize> = missing.iter().map(|&k| self.entries[k].master_bytes()).collect();
         for (k, address) in missing.into_iter().zip(self.allocate(&sizes)?) {

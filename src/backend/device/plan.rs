@@ -33,15 +33,6 @@ pub(super) fn dtype_code(dtype: DType) -> u32 {
     }
 }
 
-/// Bytes of an element.
-pub(super) fn size_of(dtype: DType) -> u64 {
-    match dtype {
-        DType::F32 => 4,
-        DType::F64 => 8,
-        DType::F16 | DType::BF16 => 2,
-    }
-}
-
 /// Counts over a list of tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Extent {
@@ -201,7 +192,7 @@ pub(super) fn check_addresses(entries: &[TensorEntry], addresses: &[DeviceTensor
 }
 
 fn check_range(name: &str, what: &str, address: u64, len: u64, dtype: DType) -> Result<()> {
-    let size = size_of(dtype);
+    let size = dtype.size() as u64;
     if !address.is_multiple_of(size) {
         let problem = format!(
             "the address {address:#x} of its {what} is no multiple of {size}, the size of an {dtype}; pass the address \
@@ -226,7 +217,7 @@ pub(super) fn check_overlap(entries: &[TensorEntry], addresses: &[DeviceTensor])
         .enumerate()
         .filter(|(_, (entry, _))| entry.len > 0)
         .map(|(k, (entry, address))| {
-            (address.param, address.param + entry.len * size_of(entry.spec.dtype), k)
+            (address.param, address.param + entry.len * entry.spec.dtype.size() as u64, k)
         })
         .collect();
     ranges.sort_unstable();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::executor::Stream;
 use super::optimizer::DeviceOptimizer;
-use super::plan::{TensorEntry, size_of};
+use super::plan::TensorEntry;
 use crate::error::Result;
 use crate::optimizer::TensorSpec;
 use crate::optimizer::state_file::{self, Buffers, State};
@@ -12,19 +12,13 @@ use crate::tensor::DType;
 
 impl TensorEntry {
     /// Bytes of the velocity.
-    pub(super) fn momentum_bytes(&self) -> usize {
-        let dtype = if self.spec.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        (self.len * size_of(dtype)) as usize
+    pub(super) fn velocity_bytes(&self) -> usize {
+        self.len as usize * self.spec.dtype.state().size()
     }
 
     /// Bytes of the master weights.
     pub(super) fn master_bytes(&self) -> usize {
-        (self.len * size_of(DType::F32)) as usize
-    }
-
-    /// Whether its parameter can have master weights.
-    pub(super) fn is_half(&self) -> bool {
-        matches!(self.spec.dtype, DType::F16 | DType::BF16)
+        self.len as usize * DType::F32.size()
     }
 }
 
@@ -32,22 +26,25 @@ impl DeviceOptimizer {
     /// Writes the state to a file, by way of a temporary one. Waits for the work on the stream.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be written, [`Error::Device`](crate::Error::Device) when the device fails.
+    /// [`Error::Io`](crate::Error::Io) when the file can't be written,
+    /// [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn save_state(&self, path: &Path, stream: Stream) -> Result<()> {
         crate::files::write_atomically(path, &self.state_to_bytes(stream)?)
     }
 
-    /// Loads a state that this or the CPU's optimizer wrote for the same tensors. Waits for the work on the stream.
+    /// Loads a state that this or the CPU's optimizer wrote for the same tensors. Waits for the work on the
+    /// stream.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`DeviceOptimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as
+    /// [`DeviceOptimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes, stream)
     }
 
-    /// The state as the bytes of a safetensors file, which the CPU's optimizer loads as well. Waits for the work on the
-    /// stream.
+    /// The state as the bytes of a safetensors file, which the CPU's optimizer loads as well. Waits for the
+    /// work on the stream.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when the device fails.
@@ -61,10 +58,10 @@ impl DeviceOptimizer {
                     present.then(|| self.read(address, bytes, stream)).transpose()
                 };
                 Ok(Buffers {
-                    momentum: read(
+                    velocity: read(
                         self.options().groups[entry.spec.group].momentum > 0.0,
                         entry.momentum,
-                        entry.momentum_bytes(),
+                        entry.velocity_bytes(),
                     )?,
                     master: read(
                         entry.master != 0 && entry.master_ready,
@@ -79,20 +76,23 @@ impl DeviceOptimizer {
         state_file::write(&state, &self.spec_list(), self.method())
     }
 
-    /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made. Waits for the work on the stream;
-    /// steps captured before have to be captured again.
+    /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made for tensors of the
+    /// same names, whatever their order. Waits for the work on the stream; steps captured before have to be
+    /// captured again.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or
-    /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the device fails.
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor is
+    /// missing or additional or differs in shape or format, or which option was on when the state was saved
+    /// and is off now; the optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the
+    /// device fails.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
         let state = state_file::read(bytes, &self.spec_list(), self.method(), self.options())?;
         for (k, buffers) in state.tensors.iter().enumerate() {
             let entry = &self.entries()[k];
-            let (momentum, master) = (entry.momentum, entry.master);
-            match buffers.momentum {
-                Some(bytes) => self.write(momentum, bytes, stream)?,
-                None => self.clear(momentum, entry.momentum_bytes(), stream)?,
+            let (velocity, master) = (entry.momentum, entry.master);
+            match buffers.velocity {
+                Some(bytes) => self.write(velocity, bytes, stream)?,
+                None => self.clear(velocity, entry.velocity_bytes(), stream)?,
             }
             if let Some(bytes) = buffers.master {
                 self.write(master, bytes, stream)?;
@@ -120,8 +120,8 @@ impl DeviceOptimizer {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: one of this optimizer's own buffers, whose size the state's reader has checked; the bytes stay borrowed
-        // until the wait below.
+        // SAFETY: one of this optimizer's own buffers, whose size the state's reader has checked; the bytes
+        // stay borrowed until the wait below.
         unsafe { self.device().executor().copy_to_device(address, bytes.as_ptr(), bytes.len(), stream)? };
         self.device().synchronize(stream)
     }
@@ -130,7 +130,8 @@ impl DeviceOptimizer {
         if address == 0 || bytes == 0 {
             return Ok(());
         }
-        // SAFETY: one of this optimizer's own buffers, by its size, a multiple of 4; its kernels use the same stream.
+        // SAFETY: one of this optimizer's own buffers, by its size, a multiple of 4; its kernels use the same
+        // stream.
         unsafe { self.device().executor().fill(address, 0, bytes / 4, stream) }
     }
 }

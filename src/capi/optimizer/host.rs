@@ -43,11 +43,7 @@ fn locate(name: &str, what: &str, tensor: &rfd_tensor) -> Result<Option<Memory>>
     if tensor.data.is_null() {
         return Ok(None);
     }
-    let size = match dtype {
-        DType::F64 => 8,
-        DType::F32 => 4,
-        DType::F16 | DType::BF16 => 2,
-    };
+    let size = dtype.size();
     let start = tensor.data.addr();
     if !start.is_multiple_of(size) {
         return Err(wrong(format!("its {what} at {start:#x} is not aligned to {size} bytes")));
