@@ -165,11 +165,10 @@ fn tensors_are_found_by_name_whatever_their_order() {
 /// What the release before names wrote after the same steps.
 #[test]
 fn states_of_version_1_are_read() {
-    let files: [(fn() -> (Method, Options), &[u8]); 2] = [
-        (fitted, include_bytes!("data/states_v1/fitted.safetensors")),
-        (adaptive, include_bytes!("data/states_v1/adaptive.safetensors")),
-    ];
-    for (method, old) in files {
+    let of_fitted: &[u8] = include_bytes!("data/states_v1/fitted.safetensors");
+    let of_adaptive: &[u8] = include_bytes!("data/states_v1/adaptive.safetensors");
+    let methods: [fn() -> (Method, Options); 2] = [fitted, adaptive];
+    for (method, old) in methods.into_iter().zip([of_fitted, of_adaptive]) {
         let (mut whole, mut values) = trained(method());
         let mut resumed = fresh(method(), GIVEN);
         resumed.load_state_from_bytes(old).unwrap();
@@ -185,7 +184,6 @@ fn states_of_version_1_are_read() {
         back.load_state_from_bytes(&other.state_to_bytes().unwrap()).unwrap();
         assert!(back.state_to_bytes().unwrap() == trained(method()).0.state_to_bytes().unwrap());
     }
-    let (of_fitted, of_adaptive) = (files[0].1, files[1].1);
     refused(&mut fresh(fitted(), GIVEN), of_adaptive, &["by the adaptive method"]);
     refused(&mut fresh(adaptive(), GIVEN), of_fitted, &["by the fitted method"]);
     let half = (Adaptive { averaging: 0.5, ..Adaptive::default() }.into(), adaptive().1);
