@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ._library import init, lib
 
-__all__ = ["ANISOTROPIES", "MODES", "Adaptive", "Method", "Published"]
+__all__ = ["ANISOTROPIES", "MODES", "Adaptive", "Method", "Fitted"]
 
 MODES = {"rfd": lib.RFD_MODE_RFD, "a-rfd": lib.RFD_MODE_A_RFD, "clipped-a-rfd": lib.RFD_MODE_CLIPPED_A_RFD}
 ANISOTROPIES = {
@@ -15,8 +15,8 @@ ANISOTROPIES = {
 }
 
 
-class Published(NamedTuple):
-    """RFD as published, with the handle of a fitted model."""
+class Fitted(NamedTuple):
+    """The fitted method, RFD as its authors published it, with the handle of a model."""
 
     model: Any
     mode: str
@@ -47,4 +47,4 @@ class Adaptive(NamedTuple):
         return lib.rfd_adaptive_optimizer_create(settings, options, *arguments)
 
 
-Method = Published | Adaptive
+Method = Fitted | Adaptive
