@@ -72,6 +72,18 @@ def test_states_of_the_first_release(make, named, request):
     assert equal(params, saved["after"])
 
 
+def test_a_pickled_optimizer_of_the_first_release():
+    """Its state comes back as it was, by no way that could read it anew."""
+    saved = torch.load(STATES / "adaptive_v1.pt", weights_only=True)
+    params = parameters()
+    optimizer = AdaptiveRFD(params.items(), master_weights=True)
+    for entry, (name, p) in zip(saved["optimizer"]["state"].values(), params.items(), strict=True):
+        p.data.copy_(saved["parameters"][name])
+        optimizer.state[p] = entry
+    train(params, optimizer, range(40, 60))
+    assert equal(params, saved["after"])
+
+
 def test_a_distributed_checkpoint_of_the_first_release(tmp_path):
     """By way of a file of torch.save, as it has other tensors than are looked for now."""
     saved = torch.load(STATES / "adaptive_v1.pt", weights_only=True)
