@@ -233,9 +233,12 @@ fn buffers(state: &[u8]) -> HashMap<String, Owned> {
 }
 
 /// What the adaptive method remembers, as it lies in a saved state.
-fn history(state: &[u8]) -> Option<String> {
+fn history(state: &[u8]) -> Vec<serde_json::Value> {
     let (_, metadata) = safetensors::SafeTensors::read_metadata(state).unwrap();
-    metadata.metadata().as_ref().unwrap().get("adaptive").cloned()
+    let header = &metadata.metadata().as_ref().unwrap()["rfdescent_optimizer_state"];
+    let header: serde_json::Value = serde_json::from_str(header).unwrap();
+    let tensors = header["tensors"].as_array().unwrap().iter().map(|tensor| tensor["history"].clone());
+    [header["history"].clone()].into_iter().chain(tensors).collect()
 }
 
 /// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from the start and

@@ -14,15 +14,6 @@ pub(crate) fn dtype(kind: Kind) -> Option<DType> {
     }
 }
 
-/// Bytes of an element.
-pub(crate) fn size_of(dtype: DType) -> usize {
-    match dtype {
-        DType::F64 => 8,
-        DType::F32 => 4,
-        DType::F16 | DType::BF16 => 2,
-    }
-}
-
 /// Whether a tensor is an array in memory at all: not sparse, nor in oneDNN's format, nor on a device of other kind. Only then
 /// tch's `data_ptr` and `stride` do not panic.
 pub(crate) fn is_strided(tensor: &Tensor) -> bool {

@@ -10,7 +10,7 @@ use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::layout::{dtype, is_dense, is_strided, same_places, size_of};
+use crate::layout::{dtype, is_dense, is_strided, same_places};
 
 /// A variable that is trained.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Parameter {
 
     /// Tensors over memory that is not libtorch's own may lie anywhere.
     fn check_alignment(&self, what: &str, address: usize, dtype: DType) -> Result<()> {
-        if address.is_multiple_of(size_of(dtype)) {
+        if address.is_multiple_of(dtype.size()) {
             return Ok(());
         }
         let problem = format!(
