@@ -1,5 +1,6 @@
-//! What a call from C costs beside the same one from Rust: steps on tensors of one element, where there is little else. Each
-//! figure is the best of many short rounds; the C program is compiled against the shared library of this build.
+//! What a call from C costs beside the same one from Rust: steps on tensors of one element, where there is
+//! little else. Each figure is the best of many short rounds; the C program is compiled against the shared
+//! library of this build.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Writing files so that a crash or a full disk leaves either the old file or the new one; reading only what has an end.
+//! Writing files so that a crash or a full disk leaves either the old file or the new one; reading only what
+//! has an end.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -7,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Writes to a temporary file in the same folder, then renames it. A symbolic link stays one: its target is replaced.
-/// What is no regular file, a pipe or a device, is written to as it is.
+/// Writes to a temporary file in the same folder, then renames it. A symbolic link stays one: its target is
+/// replaced. What is no regular file, a pipe or a device, is written to as it is.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     write(path, bytes).map_err(|source| Error::Io { path: path.into(), source })
 }
@@ -32,8 +33,8 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A new file in the folder of `target`. Process numbers repeat across containers and threads share them, so a name is
-/// tried until it is one that nobody else has.
+/// A new file in the folder of `target`. Process numbers repeat across containers and threads share them, so
+/// a name is tried until it is one that nobody else has.
 fn create_beside(target: &Path) -> io::Result<(PathBuf, File)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {

@@ -1,5 +1,6 @@
-//! Programs in C and C++ against the shared library: the tests of `tests/c`, and the examples, whose steps have to be those of
-//! the Rust interface to the last bit. `scripts/check-c` runs the same programs under sanitizers and valgrind.
+//! Programs in C and C++ against the shared library: the tests of `tests/c`, and the examples, whose steps
+//! have to be those of the Rust interface to the last bit. `scripts/check-c` runs the same programs under
+//! sanitizers and valgrind.
 #![cfg(target_os = "linux")]
 
 use std::ffi::OsString;
@@ -27,7 +28,8 @@ fn stage() -> tempfile::TempDir {
     folder
 }
 
-/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is missing.
+/// The compiler in an environment variable, or by its usual name; `None`, with a line printed, where it is
+/// missing.
 fn compiler(variable: &str, usual: &str) -> Option<String> {
     let name = std::env::var(variable).unwrap_or(usual.into());
     let found = Command::new(&name).arg("--version").output().is_ok();

@@ -1,5 +1,6 @@
-//! `include/rfdescent.h` is what cbindgen makes of `src/capi`, and the shared library exports its functions, no less and no
-//! more. `RFDESCENT_WRITE_HEADER=1 cargo test --release --test header` writes the header and the list anew.
+//! `include/rfdescent.h` is what cbindgen makes of `src/capi`, and the shared library exports its functions,
+//! no less and no more. `RFDESCENT_WRITE_HEADER=1 cargo test --release --test header` writes the header and
+//! the list anew.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -17,7 +17,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
 
 /// A file's new content, on the disk beside it but not yet in its place; dropped, it leaves nothing behind.
 ///
-/// A link stays and what it leads to is replaced. A device or a pipe cannot be replaced: it gets the bytes at the end.
+/// A link stays and what it leads to is replaced. A device or a pipe cannot be replaced: it gets the bytes at
+/// the end.
 pub struct Prepared<'a> {
     path: &'a Path,
     bytes: &'a [u8],

@@ -51,7 +51,8 @@ impl OutputFolder {
         files::write(&path, text.as_bytes())
     }
 
-    /// Writes one CSV row a record, under the names of the record's fields, which are there without any record too.
+    /// Writes one CSV row a record, under the names of the record's fields, which are there without any
+    /// record too.
     pub fn write_csv<R: Serialize + Default>(&self, name: &str, records: &[R]) -> Result<(), CliError> {
         let path = self.join(name);
         let fail = |e: csv::Error| CliError::file(&path, e);
@@ -83,7 +84,8 @@ impl OutputFolder {
 
 /// Two runs in one folder would mix their files.
 fn lock(path: &Path) -> Result<Option<File>, CliError> {
-    // Not every system opens folders, and not every file system has locks: no protection there, but no reason to refuse.
+    // Not every system opens folders, and not every file system has locks: no protection there, but no reason
+    // to refuse.
     let Ok(folder) = File::open(path) else { return Ok(None) };
     match folder.try_lock() {
         Ok(()) => Ok(Some(folder)),

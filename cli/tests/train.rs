@@ -28,7 +28,8 @@ const SMALL: [&str; 12] = [
     "2",
 ];
 
-/// Fails with `status`, one line on standard error that holds each of `parts`, and nothing on standard output.
+/// Fails with `status`, one line on standard error that holds each of `parts`, and nothing on standard
+/// output.
 fn refuses(arguments: &[&str], status: i32, parts: &[&str]) {
     let output = train(arguments).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
@@ -293,7 +294,8 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
     assert!(fs::read_to_string(&cache).unwrap().starts_with(&before));
 }
 
-/// Starts a run, waits until its standard output is `ready`, and presses Ctrl-C; what it wrote there and to standard error.
+/// Starts a run, waits until its standard output is `ready`, and presses Ctrl-C; what it wrote there and to
+/// standard error.
 #[cfg(unix)]
 fn interrupted(arguments: &[&str], ready: impl Fn(&str) -> bool) -> (String, String) {
     let stdout = tempfile::NamedTempFile::new().unwrap();

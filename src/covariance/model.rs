@@ -61,17 +61,17 @@ struct SignalShares {
 impl Model {
     /// A model with a built-in covariance.
     ///
-    /// The length scale s follows from the moments: s² = C(0)·(−ρ'(0))·d/grad_variance, where ρ is the correlation in
-    /// units of s. An error names the moment that is out of its domain.
+    /// The length scale s follows from the moments: s² = C(0)·(−ρ'(0))·d/grad_variance, where ρ is the
+    /// correlation in units of s. An error names the moment that is out of its domain.
     pub fn new(family: Family, moments: Moments) -> Result<Model> {
         Self::build(Some(family), family.covariance()?, moments)
     }
 
     /// A model with any covariance. It can do all that a built-in one can, but not be saved.
     ///
-    /// An error says which of C(0), C'(0) or the moments is out of its domain, that C decreases too slowly for a
-    /// step at loss = μ to exist, or that [`closed_form_step`](Covariance::closed_form_step) is not finite or negative at
-    /// one of the points tried.
+    /// An error says which of C(0), C'(0) or the moments is out of its domain, that C decreases too slowly
+    /// for a step at loss = μ to exist, or that [`closed_form_step`](Covariance::closed_form_step) is not
+    /// finite or negative at one of the points tried.
     pub fn with_covariance(covariance: Arc<dyn Covariance>, moments: Moments) -> Result<Model> {
         Self::build(None, covariance, moments)
     }
@@ -112,10 +112,10 @@ impl Model {
         Ok(Model { inner: Arc::new(inner) })
     }
 
-    /// The same model in a geometry where each tensor of parameters has a length scale of its own (paper, section
-    /// "Geometric anisotropy/Adaptive step sizes"). The moments have to belong to that geometry, as those of
-    /// [`TensorFits::moments`](crate::estimation::TensorFits::moments) do; step sizes and norms are then those of
-    /// [`sigma_norm`](super::sigma_norm).
+    /// The same model in a geometry where each tensor of parameters has a length scale of its own (paper,
+    /// section "Geometric anisotropy/Adaptive step sizes"). The moments have to belong to that geometry, as
+    /// those of [`TensorFits::moments`](crate::estimation::TensorFits::moments) do; step sizes and norms are
+    /// then those of [`sigma_norm`](super::sigma_norm).
     ///
     /// The model only carries the factors, also through files; an optimizer gets them by
     /// [`Options::per_tensor`](crate::optimizer::Options::per_tensor).
@@ -171,18 +171,18 @@ impl Model {
 
     /// η*(∞), the step size at loss = μ (paper, Table "RFD step size").
     ///
-    /// It is the longest step of RFD, hence the threshold if RFD is to be imitated by gradient clipping, and the step at
-    /// the start of training that a learning-rate warm-up imitates (section "RFD step sizes explain common step size
-    /// heuristics").
+    /// It is the longest step of RFD, hence the threshold if RFD is to be imitated by gradient clipping, and
+    /// the step at the start of training that a learning-rate warm-up imitates (section "RFD step sizes
+    /// explain common step size heuristics").
     pub fn plateau_step_size(&self) -> f64 {
         self.inner.length_scale * self.inner.plateau
     }
 
-    /// The learning rate towards which RFD's tends when the loss tends to `limiting_loss` (paper, Eq. "asymptotic lr
-    /// s-rfd"): (C(0) + C_ε(0)/b)/((−C'(0) − C'_ε(0)/b)·(μ − limiting_loss)).
+    /// The learning rate towards which RFD's tends when the loss tends to `limiting_loss` (paper, Eq.
+    /// "asymptotic lr s-rfd"): (C(0) + C_ε(0)/b)/((−C'(0) − C'_ε(0)/b)·(μ − limiting_loss)).
     ///
-    /// It does not depend on the covariance, since C(0) and C'(0) are the moments'. An error if the limiting loss is not
-    /// below the mean.
+    /// It does not depend on the covariance, since C(0) and C'(0) are the moments'. An error if the limiting
+    /// loss is not below the mean.
     pub fn asymptotic_learning_rate(&self, limiting_loss: f64, inv_batch_size: f64) -> Result<f64> {
         validate_inv_batch_size(inv_batch_size)?;
         let moments = self.moments();
@@ -198,14 +198,14 @@ impl Model {
 
     /// The step size for an observation.
     ///
-    /// With a = s·p·‖g‖ and b = q·(μ − loss), where p and q are the signal shares of gradient and loss (paper, Extension
-    /// "S-RFD"), it is s times the u that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0). For loss ≥ μ it is
-    /// the step at loss = μ: [`plateau_step_size`](Self::plateau_step_size) in every mode, less with conservatism. Beyond,
-    /// the minimiser would grow past the plateau.
+    /// With a = s·p·‖g‖ and b = q·(μ − loss), where p and q are the signal shares of gradient and loss
+    /// (paper, Extension "S-RFD"), it is s times the u that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0). For
+    /// loss ≥ μ it is the step at loss = μ: [`plateau_step_size`](Self::plateau_step_size) in every mode,
+    /// less with conservatism. Beyond, the minimiser would grow past the plateau.
     ///
-    /// Without conservatism and with a built-in covariance the step size is computed by additions, multiplications,
-    /// divisions and square roots only, so it has the same bits on every machine. Conservative steps use exponentials
-    /// and the normal quantile and have not.
+    /// Without conservatism and with a built-in covariance the step size is computed by additions,
+    /// multiplications, divisions and square roots only, so it has the same bits on every machine.
+    /// Conservative steps use exponentials and the normal quantile and have not.
     pub fn step(&self, observation: &Observation, rule: &StepRule) -> std::result::Result<Step, NoStep> {
         let &Observation { loss, grad_norm, inv_batch_size } = observation;
         if rule.validate().is_err() || validate_inv_batch_size(inv_batch_size).is_err() {
@@ -238,9 +238,9 @@ impl Model {
         Ok(Step { step_size: (inner.length_scale * u).min(f64::MAX), theta: forces.theta })
     }
 
-    /// E[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0 (paper, Lemma
-    /// "Explicit first order stochastic Taylor approximation" and the proof of Extension "S-RFD"):
-    /// μ + q·(loss − μ)·ρ − p·η·‖g‖·κ with ρ = ρ(u²/2), κ = ρ'(u²/2)/ρ'(0), u = η/s.
+    /// E[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0
+    /// (paper, Lemma "Explicit first order stochastic Taylor approximation" and the proof of Extension
+    /// "S-RFD"): μ + q·(loss − μ)·ρ − p·η·‖g‖·κ with ρ = ρ(u²/2), κ = ρ'(u²/2)/ρ'(0), u = η/s.
     pub fn conditional_mean(&self, observation: &Observation, step_size: f64) -> Result<ValueAndSlope> {
         let &Observation { loss, grad_norm, inv_batch_size } = observation;
         validate_inv_batch_size(inv_batch_size)?;
@@ -263,8 +263,9 @@ impl Model {
         .finite("conditional mean", step_size)
     }
 
-    /// Var[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0 (paper, Lemma
-    /// "An γ-upper bound", with the noise of a mini-batch in loss and gradient): C(0)·(1 − q·ρ² − p·u²ρ'²/(−ρ'(0))).
+    /// Var[J(x − η·g/‖g‖) | loss, gradient] of the cost J and its derivative in η, at the step size η ≥ 0
+    /// (paper, Lemma "An γ-upper bound", with the noise of a mini-batch in loss and gradient): C(0)·(1 − q·ρ²
+    /// − p·u²ρ'²/(−ρ'(0))).
     ///
     /// It does not depend on the values observed.
     pub fn conditional_variance(&self, inv_batch_size: f64, step_size: f64) -> Result<ValueAndSlope> {
@@ -374,7 +375,8 @@ fn is_step(u: f64) -> bool {
     u >= 0.0 && u.is_finite()
 }
 
-/// An error if a closed form, where there is one, is no step at one of a few points from end to end of its domain.
+/// An error if a closed form, where there is one, is no step at one of a few points from end to end of its
+/// domain.
 fn check_closed_form(covariance: &dyn Covariance) -> Result<()> {
     const POINTS: [(f64, f64); 9] = [
         (1.0, 0.0),

@@ -36,13 +36,14 @@ pub type SamplerError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Evaluates the cost to be optimised; the only thing auto-fit needs from its user.
 ///
-/// A pair of d and a closure is a sampler as well; so is a pair of the tensors and a closure that returns the squared
-/// gradient norm of each.
+/// A pair of d and a closure is a sampler as well; so is a pair of the tensors and a closure that returns the
+/// squared gradient norm of each.
 pub trait Sampler {
     /// d, the number of parameters.
     fn dims(&self) -> u64;
 
-    /// Initialises the parameters at random, draws `batch_size` examples at random and evaluates loss and gradient.
+    /// Initialises the parameters at random, draws `batch_size` examples at random and evaluates loss and
+    /// gradient.
     ///
     /// All randomness should come from `seed`: then the same samples come back after an interruption.
     ///
@@ -50,8 +51,8 @@ pub trait Sampler {
     /// Whatever prevents that; it ends the run, samples drawn before stay in the cache.
     fn sample(&mut self, batch_size: u64, seed: u64) -> std::result::Result<BatchSample, SamplerError>;
 
-    /// How many mini-batches [`sample_many`](Self::sample_many) takes at once, at least 1. More than 1 is for devices, whose
-    /// results are costly to wait for one by one; an interruption loses that many at most.
+    /// How many mini-batches [`sample_many`](Self::sample_many) takes at once, at least 1. More than 1 is for
+    /// devices, whose results are costly to wait for one by one; an interruption loses that many at most.
     fn most_at_once(&self) -> usize {
         1
     }
@@ -71,15 +72,15 @@ pub trait Sampler {
         Ok(())
     }
 
-    /// The tensors of parameters whose gradient norms [`sample_tensors`](Self::sample_tensors) gives; d is the sum of their
-    /// sizes. None by default.
+    /// The tensors of parameters whose gradient norms [`sample_tensors`](Self::sample_tensors) gives; d is
+    /// the sum of their sizes. None by default.
     fn tensors(&self) -> &[TensorDims] {
         &[]
     }
 
     /// As [`sample`](Self::sample), and adds the squared norm ‖g_k‖² of each tensor's part of the gradient to
-    /// `sq_grad_norms`, in the order of [`tensors`](Self::tensors). Where there are tensors, it is called in place of the others,
-    /// unless a cache without columns for them is gone on with.
+    /// `sq_grad_norms`, in the order of [`tensors`](Self::tensors). Where there are tensors, it is called in
+    /// place of the others, unless a cache without columns for them is gone on with.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
@@ -137,12 +138,14 @@ where
     }
 }
 
-/// Draws samples at batch sizes of its choice until the relative standard deviation of the fitted C(0) is below a
-/// tolerance (paper, section "Variance estimation in detail", Eq. "relative std").
+/// Draws samples at batch sizes of its choice until the relative standard deviation of the fitted C(0) is
+/// below a tolerance (paper, section "Variance estimation in detail", Eq. "relative std").
 ///
-/// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need (without a fit, a fifth of
-/// the samples so far, or `initial_budget` if that is more), the samples are fitted and the batch sizes designed anew. Each decision follows from the samples before it, in their order, and the seed; so a
-/// run that was interrupted anywhere and resumed from its cache ends with bitwise the same fit as one that was not.
+/// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need (without a
+/// fit, a fifth of the samples so far, or `initial_budget` if that is more), the samples are fitted and the
+/// batch sizes designed anew. Each decision follows from the samples before it, in their order, and the seed;
+/// so a run that was interrupted anywhere and resumed from its cache ends with bitwise the same fit as one
+/// that was not.
 #[derive(Clone, Debug)]
 pub struct AutoFit {
     /// Relative standard deviation of C(0) at which to stop; 0.3, as in the paper.
@@ -151,18 +154,20 @@ pub struct AutoFit {
     pub initial_budget: u64,
     /// Examples to draw at most, those in the cache included; 1,000,000: twice the paper's worst run.
     pub max_budget: u64,
-    /// Smallest batch size to draw, below 2²⁰; 20, as in the paper, where smaller ones upset batch normalisation.
+    /// Smallest batch size to draw, below 2²⁰; 20, as in the paper, where smaller ones upset batch
+    /// normalisation.
     pub min_batch_size: u64,
-    /// Largest batch size to draw: the size of the data set. Without it, the budget is the limit; with or without, 2²⁰ is.
+    /// Largest batch size to draw: the size of the data set. Without it, the budget is the limit; with or
+    /// without, 2²⁰ is.
     pub max_batch_size: Option<u64>,
     /// Everything random follows from it; 0.
     pub seed: u64,
     /// How batch sizes are chosen; the Gibbs form.
     pub design: DesignKind,
-    /// CSV file that keeps the samples: created, or gone on from. A row is handed to the operating system as soon as it is
-    /// drawn. Columns `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>` for each of the sampler's tensors; files
-    /// with further columns, or without those of tensors, are kept as they are. One file for each network and data set:
-    /// nothing in it says what it holds samples of.
+    /// CSV file that keeps the samples: created, or gone on from. A row is handed to the operating system as
+    /// soon as it is drawn. Columns `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>` for each of
+    /// the sampler's tensors; files with further columns, or without those of tensors, are kept as they are.
+    /// One file for each network and data set: nothing in it says what it holds samples of.
     pub cache: Option<PathBuf>,
 }
 
@@ -220,8 +225,8 @@ impl AutoFitted {
     /// One length scale for each tensor, from the same samples.
     ///
     /// # Errors
-    /// Those of [`fit_tensors`]: [`EstimationError::NoTensors`] where the sampler has no tensors, or the samples went on
-    /// from a cache without them.
+    /// Those of [`fit_tensors`]: [`EstimationError::NoTensors`] where the sampler has no tensors, or the
+    /// samples went on from a cache without them.
     pub fn fit_tensors(&self) -> Result<TensorFits> {
         fit_tensors(&self.statistics, &self.tensors)
     }
@@ -230,23 +235,25 @@ impl AutoFitted {
 /// The published method's guess of (C(0), C_ε(0)) before there are samples; only the ratio matters.
 const PRIOR: (f64, f64) = (0.05, 1.0);
 
-/// Shares of the predicted total need that a chunk spans: at most a fifth, as published, so that a poor early fit does not
-/// decide over everything; and not so few that the run stops at a lucky moment.
+/// Shares of the predicted total need that a chunk spans: at most a fifth, as published, so that a poor early
+/// fit does not decide over everything; and not so few that the run stops at a lucky moment.
 const CHUNK: (f64, f64) = (0.05, 0.2);
 
-/// The Gibbs form lists every batch size it may draw. 2²⁰ is beyond the mini-batches that anyone draws at once.
+/// The Gibbs form lists every batch size it may draw. 2²⁰ is beyond the mini-batches that anyone draws at
+/// once.
 const LARGEST_BATCH: u64 = 1 << 20;
 
 impl AutoFit {
     /// Draws and fits until the tolerance or the budget is reached.
     ///
-    /// `progress` is called once before the first sample is drawn and after each one (of a sampler that draws many at once,
-    /// after these); [`ControlFlow::Break`] stops the run.
-    /// A run that ends at its budget returns its fit with a warning that says how many more examples are needed.
+    /// `progress` is called once before the first sample is drawn and after each one (of a sampler that draws
+    /// many at once, after these); [`ControlFlow::Break`] stops the run. A run that ends at its budget
+    /// returns its fit with a warning that says how many more examples are needed.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] for an option outside its domain; [`Error::Io`] and [`Error::File`] for a cache that
-    ///   can't be used, before anything is drawn; [`Error::Tensor`] for a name that can't be a column's; [`Error::Io`] when a row can't be written, e.g. to a full disk.
+    /// - [`Error::InvalidArgument`] for an option outside its domain; [`Error::Io`] and [`Error::File`] for a
+    ///   cache that can't be used, before anything is drawn; [`Error::Tensor`] for a name that can't be a
+    ///   column's; [`Error::Io`] when a row can't be written, e.g. to a full disk.
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
     /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
@@ -275,8 +282,8 @@ impl AutoFit {
                 Ok(fit) => {
                     guess.adopt(&fit);
                     let fresh = guess.design()?;
-                    // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many are enough
-                    // however unfavourable the batch sizes of the old ones were.
+                    // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many
+                    // are enough however unfavourable the batch sizes of the old ones were.
                     let further =
                         fresh.samples_needed(self.tolerance) - fresh.samples_needed(fit.relative_std);
                     let need = have + further;
@@ -288,7 +295,8 @@ impl AutoFit {
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
                     guess.learn_from(&failure);
-                    // In proportion, so that even a run without end fits and designs a few hundred times at most.
+                    // In proportion, so that even a run without end fits and designs a few hundred times at
+                    // most.
                     (guess.design()?, self.initial_budget.max((CHUNK.1 * have) as u64))
                 }
             };
@@ -360,14 +368,14 @@ impl Guess {
         self.problem.noise_variance = fit.noise_variance;
     }
 
-    /// Below it the noise is larger than the signal at every batch size allowed, so that nothing more can be learnt about
-    /// the best batch sizes.
+    /// Below it the noise is larger than the signal at every batch size allowed, so that nothing more can be
+    /// learnt about the best batch sizes.
     fn smallest_variance(&self, noise_variance: f64) -> f64 {
         noise_variance / self.problem.max_batch_size.map_or(f64::INFINITY, |b| b as f64)
     }
 
-    /// Without a fit the guess stays, but what hid one of the variances says that it is smaller than guessed: move to
-    /// the batch sizes that show it rather than go on where nothing is seen.
+    /// Without a fit the guess stays, but what hid one of the variances says that it is smaller than guessed:
+    /// move to the batch sizes that show it rather than go on where nothing is seen.
     fn learn_from(&mut self, failure: &EstimationError) {
         match failure {
             EstimationError::NonPositiveIntercept { .. } | EstimationError::NotConverged { .. } => {
@@ -469,7 +477,8 @@ impl<'a> Run<'a> {
         Ok(Advance::Done)
     }
 
-    /// The next mini-batches: as many as the sampler takes, until there are `end` examples or the budget is used up.
+    /// The next mini-batches: as many as the sampler takes, until there are `end` examples or the budget is
+    /// used up.
     fn requests(&self, design: &Design, end: u64) -> Vec<BatchRequest> {
         let (seed, max_budget) = (self.options.seed, self.options.max_budget);
         let (mut index, mut samples) = (self.statistics.batches(), self.statistics.samples());
@@ -580,16 +589,17 @@ fn check_tensors(tensors: &[TensorDims], dims: u64) -> Result<()> {
     check_sizes(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dims)), dims)
 }
 
-/// A random number of its own for each sample, so that a resumed run goes on as if it had not been interrupted.
+/// A random number of its own for each sample, so that a resumed run goes on as if it had not been
+/// interrupted.
 fn stream(seed: u64, index: u64) -> u64 {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(index);
     rng.next_u64()
 }
 
-/// Where in the design's distribution the sample's batch size lies: Weyl's sequence of the golden ratio from a random
-/// start. Any stretch of it fills [0, 1) evenly, so the counts of a chunk follow the design far more closely than
-/// independent draws would, and no draw depends on where a chunk or a run began.
+/// Where in the design's distribution the sample's batch size lies: Weyl's sequence of the golden ratio from
+/// a random start. Any stretch of it fills [0, 1) evenly, so the counts of a chunk follow the design far more
+/// closely than independent draws would, and no draw depends on where a chunk or a run began.
 fn quantile(seed: u64, index: u64) -> f64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
     let position = stream(seed, u64::MAX).wrapping_add(index.wrapping_mul(GOLDEN));

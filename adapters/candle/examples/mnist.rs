@@ -1,5 +1,6 @@
-//! Trains a network on MNIST with nothing tuned: `cargo run --release -p rfdescent-candle --example mnist -- --data DIR`,
-//! DIR with the four IDX files, gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3;
+//! Trains a network on MNIST with nothing tuned:
+//! `cargo run --release -p rfdescent-candle --example mnist -- --data DIR`, DIR with the four IDX files,
+//! gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3;
 //! `--method adaptive` takes the method that needs no fit.
 
 use std::error::Error;
@@ -86,7 +87,8 @@ impl Network {
     fn new(vb: VarBuilder) -> Result<Self> {
         let layer = |(number, ends): (usize, &[usize])| {
             let vb = vb.pp(number.to_string());
-            // As PyTorch initialises: candle's own weights are some times as wide, and RFD then begins too far away.
+            // As PyTorch initialises: candle's own weights are some times as wide, and RFD then begins too
+            // far away.
             let reach = 1.0 / (ends[0] as f64).sqrt();
             let init = Init::Uniform { lo: -reach, up: reach };
             let weight = vb.get_with_hints((ends[1], ends[0]), "linear.weight", init)?;

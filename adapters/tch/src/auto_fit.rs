@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 /// Draws losses and gradient norms of a network at random initialisations, for
 /// [`AutoFit::run`](rfdescent::estimation::AutoFit::run).
 ///
-/// Each sample seeds libtorch's generators, makes the network anew in a store of its own, draws a batch and goes backward.
-/// The network in training is not touched; libtorch's generators are. They are shared by all threads: samples come back only
-/// where no other thread draws random numbers meanwhile.
+/// Each sample seeds libtorch's generators, makes the network anew in a store of its own, draws a batch and
+/// goes backward. The network in training is not touched; libtorch's generators are. They are shared by all
+/// threads: samples come back only where no other thread draws random numbers meanwhile.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -63,8 +63,9 @@ where
 {
     /// A sampler of the networks that `build` makes on the device.
     ///
-    /// `batch` draws so many examples at random; `loss` is their mean loss, of which one goes backward. All randomness should be
-    /// libtorch's, which is seeded before: then the same samples come back after an interruption.
+    /// `batch` draws so many examples at random; `loss` is their mean loss, of which one goes backward. All
+    /// randomness should be libtorch's, which is seeded before: then the same samples come back after an
+    /// interruption.
     ///
     /// # Errors
     /// [`Error::Rfd`] when the network has no trainable variables.

@@ -14,8 +14,9 @@ use crate::terminal::print;
 /// Step sizes from a fitted model, or for the models and observations of a table.
 #[derive(Debug, clap::Args)]
 pub struct StepSizeArgs {
-    /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance, noise_grad_variance,
-    /// dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with length_scale and step_size filled in.
+    /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance,
+    /// noise_grad_variance, dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with
+    /// length_scale and step_size filled in.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model_file", "loss", "grad_norm", "batch_size", "mode", "conservatism"])]
     table: Option<PathBuf>,
 
@@ -233,8 +234,8 @@ impl Table {
     }
 }
 
-/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of the blank
-/// lines before it.
+/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of
+/// the blank lines before it.
 fn line(content: &[u8], at: &csv::Position) -> usize {
     let mut start = (at.byte() as usize).min(content.len());
     while content.get(start).is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {

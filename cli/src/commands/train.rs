@@ -1,5 +1,5 @@
-//! `rfdescent train`: trains a network with RFD, after a fit of the covariance on the network itself, or with the adaptive
-//! method.
+//! `rfdescent train`: trains a network with RFD, after a fit of the covariance on the network itself, or with
+//! the adaptive method.
 
 use std::path::{Path, PathBuf};
 
@@ -24,8 +24,8 @@ use crate::training::report::{MethodReport, Printer, SeedReport, Summary, summar
 use crate::training::rfd::MethodKind;
 use crate::training::{DTYPE, Method, Run, Schedule, train};
 
-/// Train a network with Random Function Descent, nothing tuned: after a fit of the covariance on the network itself, or with
-/// the adaptive method, which needs none
+/// Train a network with Random Function Descent, nothing tuned: after a fit of the covariance on the network
+/// itself, or with the adaptive method, which needs none
 #[derive(Args, Debug)]
 pub struct TrainArgs {
     /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
@@ -43,10 +43,12 @@ pub struct TrainArgs {
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
     #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
-    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5 [default: squared_exponential]
+    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
+    /// [default: squared_exponential]
     #[arg(long, value_name = "NAME")]
     covariance: Option<Family>,
-    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same samples [default: none]
+    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same
+    /// samples [default: none]
     #[arg(long, value_enum)]
     anisotropy: Option<Anisotropy>,
     /// With --method rfd: S-RFD, correct each step for the noise of its mini-batch
@@ -61,17 +63,20 @@ pub struct TrainArgs {
     /// Also train the same network with SGD and Adam over a grid of learning rates
     #[arg(long)]
     compare: bool,
-    /// Folder for run.json, run.csv, epochs.csv, the trained parameters and, where there is a fit, its model and samples.
-    /// After an interruption the same command takes the samples from it, and trains anew; a finished run in it is not touched
+    /// Folder for run.json, run.csv, epochs.csv, the trained parameters and, where there is a fit, its model
+    /// and samples. After an interruption the same command takes the samples from it, and trains anew; a
+    /// finished run in it is not touched
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Replace the finished run in the output folder, all but its samples
     #[arg(long, requires = "output")]
     overwrite: bool,
-    /// With --method rfd: file that keeps the samples of auto-fit; samples in it are used [default: samples.csv in the output folder]
+    /// With --method rfd: file that keeps the samples of auto-fit; samples in it are used
+    /// [default: samples.csv in the output folder]
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// With --method rfd: relative standard deviation of the fitted variance at which auto-fit stops [default: 0.3]
+    /// With --method rfd: relative standard deviation of the fitted variance at which auto-fit stops
+    /// [default: 0.3]
     #[arg(long, value_name = "T", value_parser = positive, allow_hyphen_values = true)]
     tolerance: Option<f64>,
     /// With --method rfd: images that auto-fit draws at most [default: 1000000]
@@ -119,11 +124,13 @@ struct Report<'a> {
     summary: &'a [Summary],
 }
 
-/// The report's file in the output folder. It is written last and removed first: where it is, all else belongs to it.
+/// The report's file in the output folder. It is written last and removed first: where it is, all else
+/// belongs to it.
 const REPORT: &str = "run.json";
 
 impl TrainArgs {
-    /// The first option that was given and that only RFD as published has. Hence these have no defaults of clap's.
+    /// The first option that was given and that only RFD as published has. Hence these have no defaults of
+    /// clap's.
     fn option_of_rfd(&self) -> Option<&'static str> {
         [
             ("--covariance", self.covariance.is_some()),

@@ -1,9 +1,10 @@
 //! Patches and pooling of images laid out as batch × rows × columns × channels.
 //!
 //! A convolution is then a linear layer over patches, one matrix product for the whole batch, and batch
-//! normalisation sees features in the last dimension as after any linear layer. candle's own operations do not
-//! serve for training here: the gradient of its `max_pool2d` (0.11.1) is multiplied by the share of maxima in each
-//! window instead of being divided by their number, and that of `conv2d` takes seconds a batch.
+//! normalisation sees features in the last dimension as after any linear layer. candle's own operations do
+//! not serve for training here: the gradient of its `max_pool2d` (0.11.1) is multiplied by the share of
+//! maxima in each window instead of being divided by their number, and that of `conv2d` takes seconds a
+//! batch.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, WithDType};
 use rayon::prelude::*;

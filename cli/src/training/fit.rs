@@ -209,8 +209,8 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
     }
 }
 
-/// What the samples of a cache are samples of; kept beside the cache, as samples of another network or other data
-/// would give a wrong model without any sign of it.
+/// What the samples of a cache are samples of; kept beside the cache, as samples of another network or other
+/// data would give a wrong model without any sign of it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Origin {
     network: String,
@@ -229,8 +229,8 @@ impl Origin {
         }
     }
 
-    /// Marks a cache without samples as ours; one with samples must be. Returns a warning about one whose origin is
-    /// unknown.
+    /// Marks a cache without samples as ours; one with samples must be. Returns a warning about one whose
+    /// origin is unknown.
     fn claim(&self, cache: &Path) -> Result<Option<String>, CliError> {
         let mut note = cache.as_os_str().to_owned();
         note.push(".origin.json");

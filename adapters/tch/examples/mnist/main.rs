@@ -1,5 +1,5 @@
-//! Trains the network of `rfdescent train`, an MLP 784-512-256-10 with batch normalisation after every linear layer, with
-//! Random Function Descent; nothing is tuned. With `--method adaptive` there is no fit either.
+//! Trains the network of `rfdescent train`, an MLP 784-512-256-10 with batch normalisation after every linear
+//! layer, with Random Function Descent; nothing is tuned. With `--method adaptive` there is no fit either.
 //!
 //!     cargo run --release --example mnist -- --data DIR
 //!
