@@ -1,4 +1,4 @@
-//! The six numbers that estimation produces and a covariance model is made of.
+//! What a covariance model is made of: five numbers that estimation finds, and the number of parameters.
 
 use serde::{Deserialize, Serialize};
 

@@ -207,12 +207,12 @@ impl Arguments {
                 "--method" => {
                     parsed.adaptive = match value.as_str() {
                         "adaptive" => true,
-                        "rfd" => false,
-                        _ => return Err(format!("--method {value}: there are rfd and adaptive").into()),
+                        "fitted" => false,
+                        _ => return Err(format!("--method {value}: there are fitted and adaptive").into()),
                     }
                 }
                 _ => {
-                    let known = "--data DIR, --epochs N and --method rfd|adaptive";
+                    let known = "--data DIR, --epochs N and --method fitted|adaptive";
                     return Err(format!("unknown option {name}; there are {known}").into());
                 }
             }

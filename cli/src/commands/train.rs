@@ -43,15 +43,15 @@ pub struct TrainArgs {
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
     #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
     batch_size: usize,
-    /// With --method rfd: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
+    /// With --method fitted: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     /// [default: squared_exponential]
     #[arg(long, value_name = "NAME")]
     covariance: Option<Family>,
-    /// With --method rfd: one length scale for all parameters, or one for each tensor, fitted to the same
+    /// With --method fitted: one length scale for all parameters, or one for each tensor, fitted to the same
     /// samples [default: none]
     #[arg(long, value_enum)]
     anisotropy: Option<Anisotropy>,
-    /// With --method rfd: S-RFD, correct each step for the noise of its mini-batch
+    /// With --method fitted: S-RFD, correct each step for the noise of its mini-batch
     #[arg(long)]
     stochastic: bool,
     /// Seed of everything random; a machine repeats a run exactly
@@ -71,15 +71,15 @@ pub struct TrainArgs {
     /// Replace the finished run in the output folder, all but its samples
     #[arg(long, requires = "output")]
     overwrite: bool,
-    /// With --method rfd: file that keeps the samples of auto-fit; samples in it are used
+    /// With --method fitted: file that keeps the samples of auto-fit; samples in it are used
     /// [default: samples.csv in the output folder]
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
-    /// With --method rfd: relative standard deviation of the fitted variance at which auto-fit stops
+    /// With --method fitted: relative standard deviation of the fitted variance at which auto-fit stops
     /// [default: 0.3]
     #[arg(long, value_name = "T", value_parser = positive, allow_hyphen_values = true)]
     tolerance: Option<f64>,
-    /// With --method rfd: images that auto-fit draws at most [default: 1000000]
+    /// With --method fitted: images that auto-fit draws at most [default: 1000000]
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
     max_samples: Option<u64>,
     /// Use only this many training images
@@ -114,7 +114,7 @@ struct Report<'a> {
     validation_images: usize,
     epochs: usize,
     batch_size: usize,
-    /// Of RFD as published; null with the adaptive method.
+    /// Of the fitted method; null with the adaptive method.
     anisotropy: Option<Anisotropy>,
     stochastic: Option<bool>,
     threads: usize,
@@ -129,9 +129,9 @@ struct Report<'a> {
 const REPORT: &str = "run.json";
 
 impl TrainArgs {
-    /// The first option that was given and that only RFD as published has. Hence these have no defaults of
+    /// The first option that was given and that only the fitted method has. Hence these have no defaults of
     /// clap's.
-    fn option_of_rfd(&self) -> Option<&'static str> {
+    fn option_of_fit(&self) -> Option<&'static str> {
         [
             ("--covariance", self.covariance.is_some()),
             ("--anisotropy", self.anisotropy.is_some()),
@@ -145,15 +145,15 @@ impl TrainArgs {
     }
 
     fn anisotropy(&self) -> Anisotropy {
-        self.anisotropy.unwrap_or(Anisotropy::None)
+        self.anisotropy.unwrap_or(Anisotropy::Isotropic)
     }
 }
 
 /// Runs the subcommand.
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
-    if let (MethodKind::Adaptive, Some(option)) = (args.method, args.option_of_rfd()) {
+    if let (MethodKind::Adaptive, Some(option)) = (args.method, args.option_of_fit()) {
         return Err(CliError::Usage(format!(
-            "{option}: only RFD as published has it: give --method rfd as well, or leave it out"
+            "{option}: only the fitted method has it: give --method fitted as well, or leave it out"
         )));
     }
     interrupt::install()?;
@@ -208,7 +208,7 @@ fn load(args: &TrainArgs) -> Result<Dataset, CliError> {
             args.validation_images.unwrap_or(synthetic::VALIDATION_IMAGES),
         ),
     };
-    if args.method == MethodKind::Rfd && data.train.len() < MIN_IMAGES {
+    if args.method == MethodKind::Fitted && data.train.len() < MIN_IMAGES {
         return Err(CliError::Data(format!(
             "{}: {} training images; auto-fit needs at least {MIN_IMAGES}",
             data.source,
@@ -270,7 +270,7 @@ impl Command<'_> {
             self.printer.line(format!("\nSeed {seed}"));
         }
         let fit = match args.method {
-            MethodKind::Rfd => Some(self.fit(output, seed)?),
+            MethodKind::Fitted => Some(self.fit(output, seed)?),
             MethodKind::Adaptive => None,
         };
         let method = fit.as_ref().map_or(Adaptive::default().into(), |fit| fit.model.clone().into());
@@ -367,7 +367,7 @@ impl Command<'_> {
         let args = self.args;
         let summary = summarise(seeds);
         let complete = outcome.is_ok();
-        let published = args.method == MethodKind::Rfd;
+        let fitted = args.method == MethodKind::Fitted;
         let report = Report {
             version: env!("CARGO_PKG_VERSION"),
             network: args.model,
@@ -377,8 +377,8 @@ impl Command<'_> {
             validation_images: self.data.validation.len(),
             epochs: args.epochs,
             batch_size: args.batch_size,
-            anisotropy: published.then_some(args.anisotropy()),
-            stochastic: published.then_some(args.stochastic),
+            anisotropy: fitted.then_some(args.anisotropy()),
+            stochastic: fitted.then_some(args.stochastic),
             threads: candle_core::utils::get_num_threads(),
             complete,
             seeds,

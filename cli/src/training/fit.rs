@@ -29,9 +29,11 @@ const MAX_BATCH: u64 = 4096;
 #[serde(rename_all = "kebab-case")]
 pub enum Anisotropy {
     /// All: RFD as published
-    None,
+    #[value(alias = "none")]
+    Isotropic,
     /// Those of a tensor
-    Tensor,
+    #[value(alias = "tensor")]
+    Tensorwise,
 }
 
 /// What the user may choose.
@@ -159,13 +161,13 @@ pub fn fit(
 /// The model and, if wanted, the fits of the tensors in whose geometry it is.
 fn model(options: &FitOptions, fitted: &AutoFitted) -> Result<(Model, Vec<TensorFit>), CliError> {
     let unfit = |error: Error| CliError::Data(format!("no covariance fits the samples: {error}"));
-    if options.anisotropy == Anisotropy::None {
+    if options.anisotropy == Anisotropy::Isotropic {
         return Ok((Model::new(options.family, fitted.moments()).map_err(unfit)?, Vec::new()));
     }
     let tensors = fitted.fit_tensors().map_err(|error| match (error, &options.cache) {
         (Error::Estimation(EstimationError::NoTensors), Some(cache)) => CliError::file(
             cache,
-            "holds samples without gradient norms by tensor, which --anisotropy tensor needs; name another file with \
+            "holds samples without gradient norms by tensor, which --anisotropy tensorwise needs; name another file with \
              --samples",
         ),
         (error, _) => unfit(error),

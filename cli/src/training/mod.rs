@@ -37,7 +37,7 @@ pub trait Method {
 pub struct MethodStep {
     /// ‖g‖.
     pub grad_norm: Option<f64>,
-    /// The gradient cost quotient Θ, of RFD as published.
+    /// The gradient cost quotient Θ, of the fitted method.
     pub theta: Option<f64>,
     /// η.
     pub step_size: Option<f64>,
