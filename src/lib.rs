@@ -20,7 +20,8 @@ pub mod cuda;
 pub mod device;
 mod error;
 pub mod estimation;
-mod files;
+#[doc(hidden)]
+pub mod files;
 mod moments;
 pub mod optimizer;
 mod tensor;

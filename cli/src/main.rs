@@ -4,7 +4,6 @@ mod bench;
 mod commands;
 mod data;
 mod error;
-mod files;
 mod interrupt;
 mod machine;
 mod network;

@@ -6,10 +6,10 @@ use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::{
     Diagnostics, Fit, Sample, SampleStatistics, SampleTable, TensorVariance, fit, tensor_variances,
 };
+use rfdescent::files::Prepared;
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::files::Prepared;
 use crate::numbers::{fixed, short};
 use crate::plot;
 use crate::terminal::{print, say};
@@ -148,7 +148,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         say(format_args!("warning: {}: {warning}", args.samples.display()));
     }
     print(&text)?;
-    files.into_iter().try_for_each(Prepared::commit)
+    Ok(files.into_iter().try_for_each(Prepared::commit)?)
 }
 
 fn check_files(args: &FitArgs) -> Result<(), CliError> {

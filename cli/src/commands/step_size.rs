@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model, NoStep, Observation, Step, StepMode, StepRule};
+use rfdescent::files;
 use rfdescent::{Error, Moments};
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
-use crate::files;
 use crate::numbers::{short, shortened};
 use crate::terminal::print;
 
@@ -100,8 +100,6 @@ fn single(
     let wrong =
         |Wrong { column, problem }| CliError::Usage(format!("--{} {problem}", column.replace('_', "-")));
     rule.validate().map_err(Wrong::from).map_err(wrong)?;
-    // Refuses what has no end.
-    files::open(path)?;
     let model = Model::load(path)?;
     let observation =
         Observation { loss, grad_norm, inv_batch_size: batch_size.map_or(0.0, |b| 1.0 / b as f64) };
@@ -151,7 +149,7 @@ struct Table {
 
 impl Table {
     fn read(path: &Path) -> Result<Table, CliError> {
-        let content = files::read(path)?;
+        let content = files::read_regular(path)?;
         let fail = |at: &csv::Position, problem: &str| {
             CliError::file(path, format!("line {}: {problem}", line(&content, at)))
         };

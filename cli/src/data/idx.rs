@@ -5,10 +5,10 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
+use rfdescent::files;
 
 use super::{CLASSES, Dataset, Images, PIXELS, SIDE};
 use crate::error::CliError;
-use crate::files;
 
 const IMAGE_MAGIC: u32 = 0x0803;
 const LABEL_MAGIC: u32 = 0x0801;

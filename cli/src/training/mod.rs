@@ -3,6 +3,7 @@
 pub mod baseline;
 pub mod evaluate;
 pub mod fit;
+mod origin;
 pub mod report;
 pub mod rfd;
 
