@@ -26,7 +26,8 @@ use crate::storage::{format, grad_ref, loss_value, param_mut, range};
 /// # use rfdescent_candle::rfdescent::{Moments, optimizer::Options};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let moments = Moments {
-/// #     mean: 2.0, variance: 0.5, noise_variance: 0.9, grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
+/// #     mean: 2.0, variance: 0.5, noise_variance: 0.9,
+/// #     grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
 /// # };
 /// # let model = Model::new(Family::SquaredExponential, moments)?;
 /// let weight = Tensor::new(&[0.5_f32, -0.5, 1.0], &Device::Cpu)?;

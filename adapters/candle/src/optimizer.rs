@@ -73,7 +73,8 @@ fn floats(parameters: Vec<Parameter>) -> Vec<Parameter> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let weight = Var::new(&[0.5_f32, -0.5, 1.0], &Device::Cpu)?;
 /// let moments = Moments {
-///     mean: 2.0, variance: 0.5, noise_variance: 0.9, grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
+///     mean: 2.0, variance: 0.5, noise_variance: 0.9,
+///     grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
 /// };
 /// let model = Model::new(Family::SquaredExponential, moments)?;
 /// let mut optimizer = Rfd::new(vec![weight.clone()], Config::new(model))?;

@@ -33,11 +33,14 @@ const STREAM: u64 = 3;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let build = |vb: VarBuilder| candle_nn::linear(784, 10, vb);
-/// let batch = |size: usize, _rng: &mut _| -> candle_core::Result<(Tensor, Tensor)> { todo!("{size} examples") };
+/// let batch = |size: usize, _rng: &mut _| -> candle_core::Result<(Tensor, Tensor)> {
+///     todo!("{size} examples")
+/// };
 /// let loss = |network: &Linear, (images, labels): &(Tensor, Tensor)| {
 ///     candle_nn::loss::cross_entropy(&network.forward(images)?, labels)
 /// };
-/// let auto_fit = AutoFit { max_batch_size: Some(60_000), cache: Some("samples.csv".into()), ..AutoFit::default() };
+/// let cache = Some("samples.csv".into());
+/// let auto_fit = AutoFit { max_batch_size: Some(60_000), cache, ..AutoFit::default() };
 /// let mut sampler = NetworkSampler::new(DType::F32, &Device::Cpu, build, batch, loss, &auto_fit)?;
 /// let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
 /// Model::new(Family::SquaredExponential, fitted.moments())?.save("model.json".as_ref())?;

@@ -30,7 +30,9 @@ use crate::error::{Error, Result};
 ///     let targets = inputs.sum_dim_intlist([1_i64].as_slice(), true, Kind::Float);
 ///     Ok((inputs, targets))
 /// };
-/// let loss = |net: &nn::Linear, (inputs, targets): (Tensor, Tensor)| Ok((net.forward(&inputs) - targets).square().mean(Kind::Float));
+/// let loss = |net: &nn::Linear, (inputs, targets): (Tensor, Tensor)| {
+///     Ok((net.forward(&inputs) - targets).square().mean(Kind::Float))
+/// };
 /// let mut sampler = NetworkSampler::new(Device::Cpu, build, batch, loss)?;
 /// let fitted = AutoFit::default().run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
 /// let model = Model::new(Family::SquaredExponential, fitted.moments())?;
