@@ -119,9 +119,9 @@ impl Reference {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// f64 tensors, so that nothing but rounding of f64 differs: sums of up to 5000 terms and 72 steps of averages, each relative
-    /// to its own size as all terms are positive; averages of gradients cancel by at most √(their number), and the velocity's
-    /// rounding is relative to its terms.
+    /// f64 tensors, so that nothing but rounding of f64 differs: sums of up to 5000 terms and 72 steps of
+    /// averages, each relative to its own size as all terms are positive; averages of gradients cancel by at
+    /// most √(their number), and the velocity's rounding is relative to its terms.
     #[test]
     fn steps_follow_the_reference(
         seed in any::<u64>(),
@@ -175,8 +175,8 @@ fn mixture(seed: u64) -> Vec<Owned> {
     (0..8).map(|k| Owned::from_f64(format(k), &uniform(seed + 20 * k as u64, sizes[k]))).collect()
 }
 
-/// Steps with gradients of different sizes, so that some variances are at their bounds, and losses whose trend changes, so that
-/// trust does.
+/// Steps with gradients of different sizes, so that some variances are at their bounds, and losses whose
+/// trend changes, so that trust does.
 fn run(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u64>) {
     for n in steps {
         let gradient: Vec<Owned> = (mixture(n).iter().enumerate())
@@ -206,7 +206,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     assert!(run_on(2) == one && run_on(5) == one);
 }
 
-/// The logarithm of a cost changes by a constant when the cost is scaled, so nothing else may. Powers of two change no bit.
+/// The logarithm of a cost changes by a constant when the cost is scaled, so nothing else may. Powers of two
+/// change no bit.
 #[test]
 fn scaled_losses_and_scaled_gradients_change_no_bit() {
     let sizes = [5000, 33, 1];
@@ -283,8 +284,8 @@ fn every_reason_to_skip_leaves_everything_as_it_was() {
     assert!(bits(&values) == bits(&copy));
 }
 
-/// What is remembered stays finite, or a saved state could not be read: also where a loss ends a window, and where a tensor's
-/// variance overflows that does not count in the norm.
+/// What is remembered stays finite, or a saved state could not be read: also where a loss ends a window, and
+/// where a tensor's variance overflows that does not count in the norm.
 #[test]
 fn what_is_remembered_stays_finite() {
     let mut values = vec![Owned::F32(vec![1.0; 3]), Owned::F64(vec![1.0; 3])];
@@ -374,7 +375,8 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
     saved.load_state_from_bytes(&state).unwrap();
 }
 
-/// A tensor that gets no gradient for a while takes no part: its average and its variance go on where they were.
+/// A tensor that gets no gradient for a while takes no part: its average and its variance go on where they
+/// were.
 #[test]
 fn missing_gradients_leave_their_tensor_out() {
     let mut values = vec![Owned::F64(vec![0.0; 3]), Owned::F64(vec![0.0; 2])];
@@ -451,7 +453,8 @@ fn settings_outside_their_domain_or_of_another_method_are_refused_by_name() {
     assert!(norm.to_string().contains("adaptive"), "{norm}");
 }
 
-/// No value was computed by hand: recorded, so that another machine, another backend and a later release give the same bits.
+/// No value was computed by hand: recorded, so that another machine, another backend and a later release give
+/// the same bits.
 #[test]
 fn bits_of_a_run_are_fixed() {
     let mut values = mixture(0);

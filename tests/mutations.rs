@@ -1,5 +1,6 @@
-//! Damaged files of every kind that the library reads: whatever the bytes, an error or a value that works, never a panic, and no
-//! more memory than a small multiple of the file. `fuzz/` does the same for as long as one likes.
+//! Damaged files of every kind that the library reads: whatever the bytes, an error or a value that works,
+//! never a panic, and no more memory than a small multiple of the file. `fuzz/` does the same for as long as
+//! one likes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,8 +133,8 @@ fn attack(valid: &[u8], mut read: impl FnMut(&[u8]) -> bool) {
         PEAK.store(before, Ordering::Relaxed);
         accepted += u64::from(read(&bytes));
         let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
-        // Parsed JSON takes some 100 bytes for each of its own where it is densest; other tests' threads and messages are
-        // within the constant.
+        // Parsed JSON takes some 100 bytes for each of its own where it is densest; other tests' threads and
+        // messages are within the constant.
         let bound = 256 * bytes.len() + (1 << 20);
         assert!(used < bound, "round {round}: {used} bytes allocated for a file of {}", bytes.len());
     }

@@ -1,5 +1,5 @@
-//! What users rely on: skipped steps change nothing, results do not depend on threads, extreme gradients, saved states,
-//! sharded steps, scale invariance, clear errors.
+//! What users rely on: skipped steps change nothing, results do not depend on threads, extreme gradients,
+//! saved states, sharded steps, scale invariance, clear errors.
 
 mod common;
 
@@ -69,8 +69,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     }
 }
 
-/// The order of summation and of every operation after it is part of the contract: these bits came from the first
-/// release on x86-64 and must come out of every backend and every machine.
+/// The order of summation and of every operation after it is part of the contract: these bits came from the
+/// first release on x86-64 and must come out of every backend and every machine.
 #[test]
 fn bits_of_a_step_are_fixed() {
     let (mut values, gradient) = mixture();
@@ -133,7 +133,8 @@ fn every_reason_to_skip_leaves_everything_as_it_was() {
         assert_eq!((report.applied_steps, report.skipped_steps), (1, i as u64 + 1));
         assert_eq!((report.step_size, report.learning_rate), (0.0, 0.0));
     }
-    // The next real step is the one that an optimizer without the bad ones takes: velocity and counters are intact.
+    // The next real step is the one that an optimizer without the bad ones takes: velocity and counters are
+    // intact.
     step(&mut untouched, &mut clean, &gradient, 2.0);
     step(&mut skipping, &mut values, &gradient, 2.0);
     assert!(bits(&values) == bits(&clean));
@@ -174,8 +175,8 @@ fn empty_lists_and_missing_gradients_are_no_ops() {
     assert!(values[1].to_f64()[0] < 3.0);
 }
 
-/// Gradients near both ends of each format: the step has the length it reports. The loss lies above the mean, where that
-/// length is the plateau whatever the norm.
+/// Gradients near both ends of each format: the step has the length it reports. The loss lies above the mean,
+/// where that length is the plateau whatever the norm.
 #[test]
 fn extreme_gradients_give_steps_of_the_reported_length() {
     let cases = [
@@ -353,7 +354,8 @@ fn length_scale_factors_follow_the_anisotropic_model() {
     assert!((length / report.step_size - 1.0).abs() < 1e-14);
 }
 
-/// Steps of a model with length scales by tensor would be in the wrong norm without the groups that have them.
+/// Steps of a model with length scales by tensor would be in the wrong norm without the groups that have
+/// them.
 #[test]
 fn a_model_with_length_scales_by_tensor_needs_its_groups() {
     let factor = |name: &str, length_scale_factor| TensorFactor {
@@ -499,8 +501,8 @@ fn momentum_that_is_switched_on_again_starts_at_rest() {
     assert_eq!(values[0].to_f64()[0], before + report.learning_rate);
 }
 
-/// Shards on two ranks: the norms are added, the loss shared; both take the same step, and stochastic rounding draws the
-/// bits of the whole tensor.
+/// Shards on two ranks: the norms are added, the loss shared; both take the same step, and stochastic
+/// rounding draws the bits of the whole tensor.
 #[test]
 fn sharded_steps_equal_the_whole_one() {
     let n = 10_000;
@@ -651,8 +653,8 @@ fn errors_name_the_tensor_or_the_option() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Section 2 of the paper: shifting and scaling the cost, and scaling the parameters, changes no point of the
-    /// trajectory. Powers of two scale without rounding, so the trajectories agree bit for bit there.
+    /// Section 2 of the paper: shifting and scaling the cost, and scaling the parameters, changes no point of
+    /// the trajectory. Powers of two scale without rounding, so the trajectories agree bit for bit there.
     #[test]
     fn trajectories_are_scale_invariant(
         cost_exponent in -20i32..20,
@@ -697,8 +699,8 @@ proptest! {
         let plain = run(1.0, 1.0, 0.0);
         let (cost, param) = (2f64.powi(cost_exponent), 2f64.powi(param_exponent));
         prop_assert!(run(cost, param, 0.0) == plain);
-        // A shift rounds loss and mean: relative 2⁻⁵³·|shift|/gap per step, gap ≥ 1, and each of 10 steps may pass on
-        // ten times the last one's error.
+        // A shift rounds loss and mean: relative 2⁻⁵³·|shift|/gap per step, gap ≥ 1, and each of 10 steps may
+        // pass on ten times the last one's error.
         for (a, b) in run(1.0, 1.0, shift).iter().zip(&plain) {
             for (a, b) in a.iter().zip(b) {
                 prop_assert!((a - b).abs() < 1e-9, "{a} {b}");

@@ -74,7 +74,8 @@ fn case() -> impl Strategy<Value = Case> {
         )
 }
 
-/// What the reference expects of one tensor, and how far f32 or f64 arithmetic may be away from it, element by element.
+/// What the reference expects of one tensor, and how far f32 or f64 arithmetic may be away from it, element
+/// by element.
 struct Expected {
     value: Vec<f64>,
     velocity: Vec<f64>,
@@ -118,7 +119,8 @@ fn reference(
             value.iter_mut().for_each(|x| *x *= ratio);
 
             let (_, param, grad_format, _) = case.tensors[k];
-            // Computed in f64 only where an operand is f64; the velocity is stored as f32 unless the parameter is f64.
+            // Computed in f64 only where an operand is f64; the velocity is stored as f32 unless the
+            // parameter is f64.
             let u = match (param, grad_format) {
                 (DType::F64, _) => 2f64.powi(-53),
                 (_, DType::F64) if momentum(k) == 0.0 => 2f64.powi(-53),
@@ -134,9 +136,10 @@ fn reference(
             let smallest = if half && case.master { smallest(DType::F32) } else { smallest(param) };
             let slack = (0..value.len())
                 .map(|i| {
-                    // p·decay: coefficient and product each round once. The gradient's term: unscale (or prescale),
-                    // coefficient, their products and, with momentum, m, its product and the sum round: at most 8.
-                    // 1e-9: the f64 sums behind norm and lock, n·2⁻⁵³ with n ≤ 5e5 times a cancellation ≤ 10.
+                    // p·decay: coefficient and product each round once. The gradient's term: unscale (or
+                    // prescale), coefficient, their products and, with momentum, m, its product and the sum
+                    // round: at most 8. 1e-9: the f64 sums behind norm and lock, n·2⁻⁵³ with n ≤ 5e5 times a
+                    // cancellation ≤ 10.
                     let gradient_part =
                         ratio * coefficient * (momentum(k) * velocity[k][i].abs() + grad[i].abs());
                     let kept = ratio * decay * before[k][i].abs();

@@ -17,7 +17,8 @@ pub enum Owned {
 }
 
 impl Owned {
-    /// Half formats by way of f32: `half` 2.7 truncates an f64 before it rounds, so that near ties come out wrong.
+    /// Half formats by way of f32: `half` 2.7 truncates an f64 before it rounds, so that near ties come out
+    /// wrong.
     pub fn from_f64(dtype: DType, values: &[f64]) -> Self {
         match dtype {
             DType::F32 => Owned::F32(values.iter().map(|&x| x as f32).collect()),
