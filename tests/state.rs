@@ -25,8 +25,7 @@ fn specs() -> Vec<TensorSpec> {
 }
 
 fn fitted() -> (Method, Options) {
-    let groups = vec![Group { momentum: 0.9, ..Group::default() }];
-    (model(Family::SquaredExponential).into(), Options { groups, master_weights: true, ..Options::default() })
+    (moving(0.9).into(), Options { master_weights: true, ..Options::default() })
 }
 
 fn adaptive() -> (Method, Options) {

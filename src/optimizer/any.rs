@@ -234,8 +234,8 @@ impl AnyOptimizer {
                 let norm = SquaredNorm { euclidean, sigma };
                 host.step(&mut params, &grads, Some(norm), &input.on_host()?).map(Some)
             }
-            // SAFETY: the caller vouches for the addresses.
             Place::Device(device) => {
+                // SAFETY: the caller vouches for the addresses.
                 unsafe { device.step_with_norm(tensors, norm, input, stream) }.map(|()| None)
             }
         }
