@@ -38,7 +38,7 @@ const INTRODUCTION: &str = "\
  */";
 
 mod support;
-use support::{root, shared_library, soname};
+use support::{root, say_skipped, shared_library, soname};
 
 fn writing() -> bool {
     std::env::var_os("RFDESCENT_WRITE_HEADER").is_some_and(|value| value == "1")
@@ -146,10 +146,4 @@ fn the_shared_library_exports_the_listed_functions_only() {
         String::from_utf8_lossy(&done.stdout).contains(&format!("soname: [{soname}]")),
         "the soname is not {soname}"
     );
-}
-
-/// Straight to stderr: the test runner shows what passing tests print only when asked.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }
