@@ -1,5 +1,5 @@
-//! A Rust program has no function of the C interface in it, and two versions of the Rust library get along in one program,
-//! as where two of its dependencies need different ones.
+//! A Rust program has no function of the C interface in it, and two versions of the Rust library get along in
+//! one program, as where two of its dependencies need different ones.
 #![cfg(target_os = "linux")]
 
 use std::fs;

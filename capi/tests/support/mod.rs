@@ -55,8 +55,9 @@ impl Cargo {
     }
 }
 
-/// The shared library in the profile and with the features of this test. Cargo builds a library for integration tests only
-/// if Rust can link with it, so this asks for it; where it has been built already that takes a moment.
+/// The shared library in the profile and with the features of this test. Cargo builds a library for
+/// integration tests only if Rust can link with it, so this asks for it; where it has been built already that
+/// takes a moment.
 pub fn shared_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
