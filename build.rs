@@ -12,9 +12,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=kernels");
     println!("cargo:rustc-check-cfg=cfg(rfd_fatbin)");
-    for variable in ["RFDESCENT_NO_NVCC", "NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "VIRTUAL_ENV"] {
-        println!("cargo:rerun-if-env-changed={variable}");
-    }
+    println!("cargo:rerun-if-env-changed=RFDESCENT_NO_NVCC");
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         fatbin();
     }
@@ -28,11 +26,14 @@ fn fatbin() {
     if env::var_os("RFDESCENT_NO_NVCC").is_some_and(|value| value != "0" && !value.is_empty()) {
         return;
     }
+    for variable in ["NVCC", "CUDA_HOME", "CUDA_PATH", "PATH", "VIRTUAL_ENV"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
     let Some(nvcc) = find_nvcc() else { return };
     println!("cargo:rerun-if-changed={}", nvcc.display());
     let output = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("rfd_step.fatbin");
-    // Without contraction, and by default without flush to zero and with IEEE division and square root: a step has the
-    // same bits everywhere.
+    // Without contraction, and by default without flush to zero and with IEEE division and square root: a
+    // step has the same bits everywhere.
     let mut command = Command::new(&nvcc);
     command.args(["--fatbin", "--fmad=false", "-std=c++17", "-O3", "kernels/rfd_step.cu", "-o"]).arg(&output);
     // Each kernel's 29 KB of parameters lie in the file as zeros: 19 MB as they are, 1.6 MB compressed.
@@ -104,8 +105,8 @@ fn shim() {
         .pic(true)
         // Those worth reading are shown where the shim's own Makefile builds it.
         .warnings(false)
-        // As on a device: every operation rounded on its own. Memory is addressed by number, in any format. Fibers jump
-        // between stacks, which the hardened longjmp forbids.
+        // As on a device: every operation rounded on its own. Memory is addressed by number, in any format.
+        // Fibers jump between stacks, which the hardened longjmp forbids.
         .flag("-ffp-contract=off")
         .flag("-fno-strict-aliasing")
         .flag("-U_FORTIFY_SOURCE")

@@ -1,13 +1,15 @@
-//! One optimizer step on a CUDA device: GPU time by events, host time of the call, and the card's own ceilings in the same run.
+//! One optimizer step on a CUDA device: GPU time by events, host time of the call, and the card's own
+//! ceilings in the same run.
 //!
 //! ```text
 //! cargo bench --bench device [-- FILTER]
 //! ```
 //!
-//! Each row: median GPU time of one step in µs, bytes moved (16 a parameter in f32), and the ratio to the floor:
-//! the time that those bytes need at the rate of a kernel that reads, then reads, reads and writes and does nothing else. "cold": the second-level cache was overwritten
-//! before each step. Every timed step is checked: the outcome, the norm against f64 sums, and a sample of parameters.
-//! Prints a skip without a device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
+//! Each row: median GPU time of one step in µs, bytes moved (16 a parameter in f32), and the ratio to the
+//! floor: the time that those bytes need at the rate of a kernel that reads, then reads, reads and writes and
+//! does nothing else. "cold": the second-level cache was overwritten before each step. Every timed step is
+//! checked: the outcome, the norm against f64 sums, and a sample of parameters. Prints a skip without a
+//! device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
 
 #[cfg(feature = "cuda")]
 mod support {

@@ -1,9 +1,10 @@
-//! One optimizer step on the CPU against the machine's own ceiling: a plain pass that reads the gradients, then one that
-//! reads gradients and parameters and writes parameters. Both move 16 bytes a parameter in f32. Beside them steps that keep
-//! velocities: with momentum, 24 bytes, and of the adaptive method, whose norms are those of the new velocities, 28.
+//! One optimizer step on the CPU against the machine's own ceiling: a plain pass that reads the gradients,
+//! then one that reads gradients and parameters and writes parameters. Both move 16 bytes a parameter in f32.
+//! Beside them steps that keep velocities: with momentum, 24 bytes, and of the adaptive method, whose norms
+//! are those of the new velocities, 28.
 //!
-//! Each result is checked against a plain f64 computation. Buffers above the last-level cache make the run cold by
-//! themselves; smaller ones are warm. `cargo bench --bench step -- 1e6` runs a part.
+//! Each result is checked against a plain f64 computation. Buffers above the last-level cache make the run
+//! cold by themselves; smaller ones are warm. `cargo bench --bench step -- 1e6` runs a part.
 #![allow(missing_docs)] // criterion's macros write public functions
 
 mod support {
@@ -104,8 +105,8 @@ fn plain(p: &mut [f32], g: &[f32]) -> f32 {
     square
 }
 
-/// The first two steps from known values with the same gradients, in plain f64; an error would make every timing below
-/// worthless.
+/// The first two steps from known values with the same gradients, in plain f64; an error would make every
+/// timing below worthless.
 fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method, options: &Options) {
     let before = p.to_vec();
     let mut squares = Vec::new();

@@ -1,4 +1,5 @@
-//! The one error type of the crate. Every message names the file, row, tensor or option at fault and says what to do.
+//! The one error type of the crate. Every message names the file, row, tensor or option at fault and says
+//! what to do.
 
 use std::path::PathBuf;
 

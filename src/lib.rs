@@ -16,7 +16,8 @@ pub mod cuda;
 pub mod device;
 mod error;
 pub mod estimation;
-mod files;
+#[doc(hidden)]
+pub mod files;
 mod moments;
 mod numeric;
 pub mod optimizer;

@@ -1,4 +1,4 @@
-//! The six numbers that estimation produces and a covariance model is made of.
+//! What a covariance model is made of: five numbers that estimation finds, and the number of parameters.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use crate::{Error, Result};
 
 /// Mean and variances of the random cost and of its mini-batch noise, as estimated at random initialisations.
 ///
-/// A mini-batch loss of batch size b has variance `variance + noise_variance / b`, its squared gradient norm has
-/// expectation `grad_variance + noise_grad_variance / b` (paper, Eq. "variance of mini batch" and the remark on
-/// partial derivatives in section "Variance estimation").
+/// A mini-batch loss of batch size b has variance `variance + noise_variance / b`, its squared gradient norm
+/// has expectation `grad_variance + noise_grad_variance / b` (paper, Eq. "variance of mini batch" and the
+/// remark on partial derivatives in section "Variance estimation").
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moments {

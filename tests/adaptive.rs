@@ -4,9 +4,9 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use rfdescent::covariance::{Family, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, Group, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec,
+    Adaptive, Anisotropy, Group, Method, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -119,9 +119,9 @@ impl Reference {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// f64 tensors, so that nothing but rounding of f64 differs: sums of up to 5000 terms and 72 steps of averages, each relative
-    /// to its own size as all terms are positive; averages of gradients cancel by at most √(their number), and the velocity's
-    /// rounding is relative to its terms.
+    /// f64 tensors, so that nothing but rounding of f64 differs: sums of up to 5000 terms and 72 steps of
+    /// averages, each relative to its own size as all terms are positive; averages of gradients cancel by at
+    /// most √(their number), and the velocity's rounding is relative to its terms.
     #[test]
     fn steps_follow_the_reference(
         seed in any::<u64>(),
@@ -175,8 +175,8 @@ fn mixture(seed: u64) -> Vec<Owned> {
     (0..8).map(|k| Owned::from_f64(format(k), &uniform(seed + 20 * k as u64, sizes[k]))).collect()
 }
 
-/// Steps with gradients of different sizes, so that some variances are at their bounds, and losses whose trend changes, so that
-/// trust does.
+/// Steps with gradients of different sizes, so that some variances are at their bounds, and losses whose
+/// trend changes, so that trust does.
 fn run(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u64>) {
     for n in steps {
         let gradient: Vec<Owned> = (mixture(n).iter().enumerate())
@@ -206,7 +206,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     assert!(run_on(2) == one && run_on(5) == one);
 }
 
-/// The logarithm of a cost changes by a constant when the cost is scaled, so nothing else may. Powers of two change no bit.
+/// The logarithm of a cost changes by a constant when the cost is scaled, so nothing else may. Powers of two
+/// change no bit.
 #[test]
 fn scaled_losses_and_scaled_gradients_change_no_bit() {
     let sizes = [5000, 33, 1];
@@ -283,8 +284,8 @@ fn every_reason_to_skip_leaves_everything_as_it_was() {
     assert!(bits(&values) == bits(&copy));
 }
 
-/// What is remembered stays finite, or a saved state could not be read: also where a loss ends a window, and where a tensor's
-/// variance overflows that does not count in the norm.
+/// What is remembered stays finite, or a saved state could not be read: also where a loss ends a window, and
+/// where a tensor's variance overflows that does not count in the norm.
 #[test]
 fn what_is_remembered_stays_finite() {
     let mut values = vec![Owned::F32(vec![1.0; 3]), Owned::F64(vec![1.0; 3])];
@@ -335,14 +336,12 @@ fn a_saved_state_continues_to_the_same_bits() {
 #[test]
 fn a_state_of_the_other_method_is_refused() {
     let values = mixture(0);
-    let momentum = options([Group { momentum: 0.9, ..Group::default() }; 2]);
-    let mut published = Optimizer::new(model(Family::SquaredExponential), momentum, specs(&values)).unwrap();
+    let mut fitted = Optimizer::new(moving(0.9), options([Group::default(); 2]), specs(&values)).unwrap();
     let mut adaptive = optimizer(Adaptive::default(), &values);
     let message = |error: rfdescent::Result<()>| error.unwrap_err().to_string();
-    let (of_published, of_adaptive) =
-        (published.state_to_bytes().unwrap(), adaptive.state_to_bytes().unwrap());
-    assert!(message(adaptive.load_state_from_bytes(&of_published)).contains("RFD as published"));
-    assert!(message(published.load_state_from_bytes(&of_adaptive)).contains("adaptive"));
+    let (of_fitted, of_adaptive) = (fitted.state_to_bytes().unwrap(), adaptive.state_to_bytes().unwrap());
+    assert!(message(adaptive.load_state_from_bytes(&of_fitted)).contains("by the fitted method"));
+    assert!(message(fitted.load_state_from_bytes(&of_adaptive)).contains("by the adaptive method"));
 }
 
 /// The velocity holds an average with another decay: its size would be taken wrongly.
@@ -371,12 +370,13 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
         (r#"\"windows\":0.0"#, r#"\"windows\":-10"#),
     ] {
         let text = saved.load_state_from_bytes(&edited(from, to)).unwrap_err().to_string();
-        assert!(text.contains("`adaptive`") && text.contains("domain"), "{text}");
+        assert!(text.contains("`history`") && text.contains("domain"), "{text}");
     }
     saved.load_state_from_bytes(&state).unwrap();
 }
 
-/// A tensor that gets no gradient for a while takes no part: its average and its variance go on where they were.
+/// A tensor that gets no gradient for a while takes no part: its average and its variance go on where they
+/// were.
 #[test]
 fn missing_gradients_leave_their_tensor_out() {
     let mut values = vec![Owned::F64(vec![0.0; 3]), Owned::F64(vec![0.0; 2])];
@@ -425,17 +425,11 @@ fn norm_lock_and_weight_decay_work_along_the_average() {
 }
 
 #[test]
-fn options_of_the_published_method_are_refused_by_name() {
+fn settings_outside_their_domain_or_of_another_method_are_refused_by_name() {
     let new = |adaptive: Adaptive, options: Options| {
         let specs = vec![TensorSpec::new("w", &[2], DType::F32)];
         Optimizer::new(adaptive, options, specs).map(|_| ()).map_err(|e| e.to_string())
     };
-    let wrong = |options| new(Adaptive::default(), options).unwrap_err();
-    let mode = StepRule { mode: StepMode::ARfd, ..StepRule::default() };
-    assert!(wrong(Options { rule: mode, ..Options::default() }).contains("rule"));
-    assert!(wrong(Options { inv_batch_size: 0.5, ..Options::default() }).contains("inv_batch_size"));
-    let groups = vec![Group { momentum: 0.5, ..Group::default() }];
-    assert!(wrong(Options { groups, ..Options::default() }).contains("groups[0].momentum"));
     for averaging in [-0.1, 1.0, f64::NAN] {
         let adaptive = Adaptive { averaging, ..Adaptive::default() };
         assert!(new(adaptive, Options::default()).unwrap_err().contains("averaging"));
@@ -445,14 +439,22 @@ fn options_of_the_published_method_are_refused_by_name() {
         assert!(new(adaptive, Options::default()).unwrap_err().contains("loss_bound"));
     }
     let mut optimizer = optimizer(Adaptive::default(), &[Owned::F32(vec![0.0; 2])]);
-    assert!(optimizer.set_inv_batch_size(0.5).unwrap_err().to_string().contains("inv_batch_size"));
-    let group = Group { momentum: 0.5, ..Group::default() };
-    assert!(optimizer.set_group(1, group).unwrap_err().to_string().contains("groups[1].momentum"));
+    for (name, method) in [
+        ("adaptive method", moving(0.0).into()),
+        ("averaging", Method::from(Adaptive { averaging: 0.5, ..Adaptive::default() })),
+        ("loss_bound", Adaptive { loss_bound: -1.0, ..Adaptive::default() }.into()),
+        ("anisotropy", Adaptive { anisotropy: Anisotropy::Isotropic, ..Adaptive::default() }.into()),
+    ] {
+        let message = optimizer.set_method(method).unwrap_err().to_string();
+        assert!(message.contains(name), "{message}");
+    }
+    optimizer.set_method(Adaptive::default()).unwrap();
     let norm = optimizer.local_squared_norm(&[GradRef::Missing]).unwrap_err();
     assert!(norm.to_string().contains("adaptive"), "{norm}");
 }
 
-/// No value was computed by hand: recorded, so that another machine, another backend and a later release give the same bits.
+/// No value was computed by hand: recorded, so that another machine, another backend and a later release give
+/// the same bits.
 #[test]
 fn bits_of_a_run_are_fixed() {
     let mut values = mixture(0);

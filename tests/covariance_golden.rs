@@ -8,7 +8,8 @@ use rfdescent::covariance::{Model, NoStep, Observation, StepMode, StepRule};
 
 /// Some twenty roundings of 1.1e-16 each lie between the inputs and a closed form's step size.
 const CLOSED_FORM: f64 = 1e-13;
-/// Conservative steps add exponentials, the normal quantile and a root whose condition number is up to about 1e3.
+/// Conservative steps add exponentials, the normal quantile and a root whose condition number is up to about
+/// 1e3.
 const CONSERVATIVE: f64 = 1e-9;
 
 fn rule(conservatism: f64) -> StepRule {
@@ -45,9 +46,10 @@ fn golden_step_sizes_by_the_generic_minimiser() {
     for row in rows {
         let model = Model::with_covariance(opaque(row.family), row.moments).unwrap();
         let step = model.step(&row.observation, &rule(row.conservatism)).unwrap();
-        // The search ends at rounding of F', whose root's condition is below 10 without conservatism. With it the
-        // deviation comes from an integral of D' with an absolute error of a few roundings times u², against D ~ u³ at
-        // least: the table's shortest conservative steps, 1e-7 length scales, keep seven digits.
+        // The search ends at rounding of F', whose root's condition is below 10 without conservatism. With it
+        // the deviation comes from an integral of D' with an absolute error of a few roundings times u²,
+        // against D ~ u³ at least: the table's shortest conservative steps, 1e-7 length scales, keep seven
+        // digits.
         let (kind, tolerance) = if row.conservatism == 0.0 { (0, CLOSED_FORM) } else { (1, 1e-7) };
         let error = relative_error(step.step_size, row.step_size);
         worst[kind] = worst[kind].max(error);
@@ -67,7 +69,8 @@ fn moments() -> Moments {
     }
 }
 
-/// Rows that the table lacks: from loss = μ on, the plateau of the paper's table, and with conservatism the step at μ.
+/// Rows that the table lacks: from loss = μ on, the plateau of the paper's table, and with conservatism the
+/// step at μ.
 #[test]
 fn plateau_at_and_above_the_mean() {
     // s² = 0.04·λ·1e6/400 = 100·λ, so the plateau is 10·√λ·u(∞).

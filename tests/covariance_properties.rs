@@ -58,7 +58,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// A loss up to 1e4 standard deviations below the mean, a gradient between 1e-6 and 1e3 times its usual length.
+    /// A loss up to 1e4 standard deviations below the mean, a gradient between 1e-6 and 1e3 times its usual
+    /// length.
     fn situation()(
         family in family(),
         moments in moments(),
@@ -93,7 +94,8 @@ proptest! {
         prop_assert!(step_size(&model, &lower, 0.0) <= step * (1.0 + 2e-15));
     }
 
-    /// Advantage "Scale invariance", with powers of two so that nothing but the model's own arithmetic can differ.
+    /// Advantage "Scale invariance", with powers of two so that nothing but the model's own arithmetic can
+    /// differ.
     #[test]
     fn scaling_the_cost_changes_nothing((family, moments, observation) in situation(), exponent in -40i32..40) {
         let scale = 2f64.powi(exponent);
@@ -117,7 +119,8 @@ proptest! {
         prop_assert!(relative_error(one, other) < 1e-9, "{} {}", one, other);
     }
 
-    /// Only μ − loss enters; its rounding, 2⁻⁵³ of the numbers it is the difference of, is all that may be seen.
+    /// Only μ − loss enters; its rounding, 2⁻⁵³ of the numbers it is the difference of, is all that may be
+    /// seen.
     #[test]
     fn shifting_the_cost_changes_nothing((family, moments, observation) in situation(), shift in -100.0..100.0f64) {
         let shifted = Moments { mean: moments.mean + shift, ..moments };
@@ -148,7 +151,8 @@ proptest! {
     fn the_generic_minimiser_agrees_with_the_closed_forms((family, moments, observation) in situation()) {
         let closed = step_size(&Model::new(family, moments).unwrap(), &observation, 0.0);
         let generic = step_size(&Model::with_covariance(opaque(family), moments).unwrap(), &observation, 0.0);
-        // The unit of length differs by the factor 3, as does the rounding of C'(h); the root's condition is below 10.
+        // The unit of length differs by the factor 3, as does the rounding of C'(h); the root's condition is
+        // below 10.
         prop_assert!(relative_error(generic, closed) < 2e-14, "{} {}", generic, closed);
     }
 
@@ -164,8 +168,8 @@ proptest! {
         prop_assert!(step >= 0.0 && step <= plateau);
         let quantile = std::f64::consts::SQRT_2 * statrs::function::erf::erf_inv(conservatism);
         let least = bound(&model, &observation, quantile, step);
-        // The bound is a sum of terms of the sizes added up here, each to a few roundings; the mean itself is added and
-        // taken away again.
+        // The bound is a sum of terms of the sizes added up here, each to a few roundings; the mean itself is
+        // added and taken away again.
         let size = bound(&model, &observation, 0.0, 0.0).abs()
             + quantile
             + observation.grad_norm * plateau / moments.variance.sqrt()
@@ -180,7 +184,8 @@ proptest! {
         }
     }
 
-    /// Mean and variance from C and C' as the definition has them, and their derivatives from central differences.
+    /// Mean and variance from C and C' as the definition has them, and their derivatives from central
+    /// differences.
     #[test]
     fn conditional_moments((family, moments, observation) in situation(), u in power(-2.0..0.7)) {
         let model = Model::new(family, moments).unwrap();
@@ -201,9 +206,9 @@ proptest! {
         prop_assert!((variance.value / moments.variance - expected).abs() < 1e-13);
         prop_assert!(variance.value >= 0.0 && variance.value <= moments.variance * (1.0 + 1e-15));
 
-        // A central difference with relative step d errs by d²/6 of the third derivative, and by rounding/d. In units of
-        // u the functions' third derivatives are below 1e3 but for the rational quadratic's with small β, whose own
-        // unit is √β; there is nothing else to see below u = 0.1·√β.
+        // A central difference with relative step d errs by d²/6 of the third derivative, and by rounding/d.
+        // In units of u the functions' third derivatives are below 1e3 but for the rational quadratic's with
+        // small β, whose own unit is √β; there is nothing else to see below u = 0.1·√β.
         let d = 1e-5;
         let at = |factor: f64| step_size * factor;
         let difference = |f: &dyn Fn(f64) -> f64| (f(at(1.0 + d)) - f(at(1.0 - d))) / (at(1.0 + d) - at(1.0 - d));
@@ -269,7 +274,8 @@ fn extreme_observations() {
     }
 }
 
-/// An exact loss and a noisy gradient: the deviation starts with a kink, and a weak gradient is not worth a step.
+/// An exact loss and a noisy gradient: the deviation starts with a kink, and a weak gradient is not worth a
+/// step.
 #[test]
 fn a_conservative_step_may_be_zero() {
     for family in families() {
@@ -382,7 +388,8 @@ fn closed_forms_of_users_are_checked_and_never_trusted() {
     assert!(Model::with_covariance(Arc::new(Wrong { step: 0.0, at: 0.0..2.0 }), moments).is_err());
 }
 
-/// Noise so large that the signal's share vanishes is named when the model is made; up to there all is finite.
+/// Noise so large that the signal's share vanishes is named when the model is made; up to there all is
+/// finite.
 #[test]
 fn signals_lost_in_the_noise_are_refused() {
     let with = |variance: f64, noise_variance: f64, grad_variance: f64, noise_grad_variance: f64| Moments {
@@ -490,8 +497,8 @@ fn norm_with_length_scale_factors() {
     assert_eq!(sigma_norm(&[(1.0, 9.0), (2.0, 4.0)]), 5.0);
 }
 
-/// Two squared exponentials whose gradients are equally strong at scales a factor 100 apart: the expected cost has two
-/// minima, and which one is lower depends on the observation.
+/// Two squared exponentials whose gradients are equally strong at scales a factor 100 apart: the expected
+/// cost has two minima, and which one is lower depends on the observation.
 #[derive(Debug)]
 struct TwoScales {
     weight: f64,

@@ -5,8 +5,9 @@ mod covariance_support;
 use covariance_support::{OPAQUE_UNIT, opaque, relative_error, table};
 use rfdescent::covariance::{Covariance, RationalQuadratic};
 
-/// Each entry of a profile is a handful of operations; what they are applied to, e^−w for one, amplifies the rounding of
-/// its argument by the argument, at most 145 here (the squared exponential's t at u = 12): 145·1.1e-16·2.
+/// Each entry of a profile is a handful of operations; what they are applied to, e^−w for one, amplifies the
+/// rounding of its argument by the argument, at most 145 here (the squared exponential's t at u = 12):
+/// 145·1.1e-16·2.
 const ARGUMENT: f64 = 3.2e-14;
 
 #[test]
@@ -35,7 +36,8 @@ fn profiles() {
     println!("largest errors {worst:?}");
 }
 
-/// The provided method, from C, C' and C'' alone: absolute errors of a few roundings times what is subtracted.
+/// The provided method, from C, C' and C'' alone: absolute errors of a few roundings times what is
+/// subtracted.
 #[test]
 fn generic_profiles() {
     let unit = OPAQUE_UNIT.sqrt();

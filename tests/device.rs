@@ -1,6 +1,7 @@
-//! The device backends against the CPU's, bit for bit: the kernels compiled for the CPU (feature `shim`) and CUDA where a
-//! device is present. `RFDESCENT_DEVICE_CASES` sets the number of random cases of each test, `RFDESCENT_DEVICE_SEED` runs the
-//! one case whose seed a failure printed, `RFDESCENT_REQUIRE_GPU=1` fails without a CUDA device.
+//! The device backends against the CPU's, bit for bit: the kernels compiled for the CPU (feature `shim`) and
+//! CUDA where a device is present. `RFDESCENT_DEVICE_CASES` sets the number of random cases of each test,
+//! `RFDESCENT_DEVICE_SEED` runs the one case whose seed a failure printed, `RFDESCENT_REQUIRE_GPU=1` fails
+//! without a CUDA device.
 #![cfg(any(feature = "cuda", feature = "shim"))]
 
 mod common;
@@ -233,13 +234,17 @@ fn buffers(state: &[u8]) -> HashMap<String, Owned> {
 }
 
 /// What the adaptive method remembers, as it lies in a saved state.
-fn history(state: &[u8]) -> Option<String> {
+fn history(state: &[u8]) -> Vec<serde_json::Value> {
     let (_, metadata) = safetensors::SafeTensors::read_metadata(state).unwrap();
-    metadata.metadata().as_ref().unwrap().get("adaptive").cloned()
+    let header = &metadata.metadata().as_ref().unwrap()["rfdescent_optimizer_state"];
+    let header: serde_json::Value = serde_json::from_str(header).unwrap();
+    let tensors = header["tensors"].as_array().unwrap().iter().map(|tensor| tensor["history"].clone());
+    [header["history"].clone()].into_iter().chain(tensors).collect()
 }
 
-/// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from the start and
-/// fills master weights in the first step with a gradient, applied or not; the CPU makes both when a step is applied.
+/// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from
+/// the start and fills master weights in the first step with a gradient, applied or not; the CPU makes both
+/// when a step is applied.
 fn assert_same_state(device: &[u8], cpu: &[u8], params: &[Owned]) {
     assert_eq!(history(device), history(cpu));
     let (device, cpu) = (buffers(device), buffers(cpu));
@@ -453,8 +458,8 @@ fn adaptive_steps_of_long_lists_match_the_cpu() {
     });
 }
 
-/// Exponentials and the quantile have other roundings on a device: the step size agrees within 1e-9, and with it the
-/// parameters but for rounding to their format.
+/// Exponentials and the quantile have other roundings on a device: the step size agrees within 1e-9, and with
+/// it the parameters but for rounding to their format.
 #[test]
 fn conservative_steps_match_within_1e_9() {
     for_seeds("conservative_steps_match_within_1e_9", 600, |executor, seed| {
@@ -513,8 +518,8 @@ fn conservative_steps_match_within_1e_9() {
             let (device, cpu) = (device.to_f64(), values[k].to_f64());
             let (before, grad) = (before[k].to_f64(), grads[k].to_f64());
             for i in 0..cpu.len() {
-                // what moved differs by 1e-9; that can move scalars and result to the neighbouring number of their
-                // formats: twice for the scalars (f32 or wider), once for the result
+                // what moved differs by 1e-9; that can move scalars and result to the neighbouring number of
+                // their formats: twice for the scalars (f32 or wider), once for the result
                 let decayed = rate * group.weight_decay / group.length_scale_factor.powi(2) * before[i].abs();
                 let moved = decayed.min(before[i].abs()) + rate * grad[i].abs();
                 let tolerance = 2e-9 * moved
@@ -692,7 +697,8 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
     }
 }
 
-/// A captured step brings its own table along: neither eager steps nor other captures may change what it reads.
+/// A captured step brings its own table along: neither eager steps nor other captures may change what it
+/// reads.
 #[test]
 fn long_lists_are_stored_once_for_eager_steps_and_by_every_captured_one() {
     #[cfg(feature = "shim")]
@@ -738,7 +744,8 @@ fn a_captured_first_step_with_master_weights_is_refused() {
     }
 }
 
-/// A reader never sees a mixture of two steps, however often it looks: the loss says which step a block is of.
+/// A reader never sees a mixture of two steps, however often it looks: the loss says which step a block is
+/// of.
 #[test]
 fn a_status_read_meanwhile_is_of_one_step() {
     for executor in executors() {
@@ -810,8 +817,8 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
     }
 }
 
-/// No file could hold a history that isn't finite: not where a variance overflows of a tensor that does not count in the norm,
-/// nor where a loss ends a window whose squares overflow.
+/// No file could hold a history that isn't finite: not where a variance overflows of a tensor that does not
+/// count in the norm, nor where a loss ends a window whose squares overflow.
 #[test]
 fn what_the_adaptive_method_remembers_stays_finite() {
     for executor in executors() {

@@ -1,4 +1,5 @@
-//! Captured steps on CUDA: replays follow what lies on the device, and the bits are the CPU's. Skipped without a device.
+//! Captured steps on CUDA: replays follow what lies on the device, and the bits are the CPU's. Skipped
+//! without a device.
 #![cfg(feature = "cuda")]
 
 mod common;

@@ -419,7 +419,8 @@ fn a_last_row_without_a_line_break_is_kept_where_all_its_numbers_are_followed_by
     }
 }
 
-/// Constant losses: no fit ever, and batch sizes up to the largest there are. Between samples next to nothing may happen.
+/// Constant losses: no fit ever, and batch sizes up to the largest there are. Between samples next to nothing
+/// may happen.
 #[test]
 fn a_budget_without_end_costs_no_time_between_samples() {
     let start = std::time::Instant::now();
@@ -524,7 +525,8 @@ fn norms_of_tensors_are_recorded_and_a_resumed_run_has_the_same_bits() {
     // Multiples of 1/4 add up without rounding.
     assert_eq!(in_memory.fit, small(None).run(&mut cost(), &mut go_on).unwrap().fit);
     let fits = in_memory.fit_tensors().unwrap();
-    // All ‖g_k‖² are the same multiple of ‖g‖², so the variances are: v_k ∝ 0.25/600 and 0.75/400 around 1/1000.
+    // All ‖g_k‖² are the same multiple of ‖g‖², so the variances are: v_k ∝ 0.25/600 and 0.75/400 around
+    // 1/1000.
     for (fit, share) in fits.tensors.iter().zip([0.25, 0.75]) {
         assert!((fit.grad_variance / (share * in_memory.fit.grad_variance) - 1.0).abs() < 1e-11, "{fit:?}");
         let factor = (fit.dims as f64 / 1000.0 / share).sqrt();

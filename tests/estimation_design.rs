@@ -57,7 +57,8 @@ fn the_objective_is_the_papers() {
     }
 }
 
-/// Fast enough for a command line and a loop; the published implementation needs seconds. Only in release builds.
+/// Fast enough for a command line and a loop; the published implementation needs seconds. Only in release
+/// builds.
 #[test]
 fn designs_take_less_than_ten_milliseconds() {
     for kind in [DesignKind::Gibbs, DesignKind::COptimal] {
@@ -75,7 +76,8 @@ fn designs_take_less_than_ten_milliseconds() {
     }
 }
 
-/// All pairs of batch sizes up to `max` with the best share: Var·cost of a pair is (a₁√b₁ + a₂√b₂)²/(x₁ − x₂)².
+/// All pairs of batch sizes up to `max` with the best share: Var·cost of a pair is (a₁√b₁ + a₂√b₂)²/(x₁ −
+/// x₂)².
 fn best_pair(problem: &DesignProblem, max: u64) -> f64 {
     let sigma = |b: f64| 2f64.sqrt() * (problem.variance + problem.noise_variance / b);
     let mut best = f64::INFINITY;
@@ -190,8 +192,8 @@ proptest! {
                 }
             }
         }
-        // One of two neighbouring batch sizes is chosen where the exact optimum may need both: for sizes above 1 that
-        // is a second-order effect, below 1e-3 for a smallest size of 2 and far less above.
+        // One of two neighbouring batch sizes is chosen where the exact optimum may need both: for sizes
+        // above 1 that is a second-order effect, below 1e-3 for a smallest size of 2 and far less above.
         prop_assert!(got <= best * (1.0 + 1e-3), "{got} {best} {:?}", design.points());
     }
 

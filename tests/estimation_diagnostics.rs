@@ -21,7 +21,8 @@ impl Random {
     }
 }
 
-/// `n` samples at four batch sizes; losses from standardised `noise`, ‖g‖² a scaled χ² with `dims` degrees of freedom.
+/// `n` samples at four batch sizes; losses from standardised `noise`, ‖g‖² a scaled χ² with `dims` degrees of
+/// freedom.
 fn simulated(seed: u64, n: usize, dims: usize, noise: impl Fn(&mut Random) -> f64) -> Vec<Sample> {
     let mut random = Random::new(seed);
     (0..n)
@@ -66,7 +67,8 @@ fn normality_p_values_are_uniform_for_gaussian_losses() {
         let samples = simulated(seed, 200, 1, Random::normal);
         diagnostics(&samples, None).normality_p_value.unwrap() < 0.05
     });
-    // Binomial(1000, 0.05): standard deviation 6.9. The transformations are good to a percent or so at n = 200: 50 ± 35.
+    // Binomial(1000, 0.05): standard deviation 6.9. The transformations are good to a percent or so at n =
+    // 200: 50 ± 35.
     let rejected = rejected.count();
     assert!((15..=85).contains(&rejected), "{rejected}");
 }
@@ -83,7 +85,8 @@ fn skewed_losses_are_found() {
 
 #[test]
 fn flat_losses_are_found() {
-    // Uniform on ±√3: skewness 0, excess kurtosis −1.2, whose estimate has a standard deviation below √(24/n).
+    // Uniform on ±√3: skewness 0, excess kurtosis −1.2, whose estimate has a standard deviation below
+    // √(24/n).
     let d = diagnostics(&simulated(3, N, 50, |r| 3f64.sqrt() * (2.0 * r.uniform() - 1.0)), None);
     assert!(d.skewness.abs() < 0.155 && (d.excess_kurtosis + 1.2).abs() < 0.2, "{d:?}");
     assert!(d.normality_p_value.unwrap() < 1e-10, "{d:?}");
@@ -92,7 +95,8 @@ fn flat_losses_are_found() {
 
 #[test]
 fn gradients_confined_to_few_directions_are_found() {
-    // 5 directions where the network has 5000 parameters: a ratio of 1000, relative std √((2 + 12/5)/n) = 0.033; four.
+    // 5 directions where the network has 5000 parameters: a ratio of 1000, relative std √((2 + 12/5)/n) =
+    // 0.033; four.
     let d = diagnostics(&simulated(4, N, 5, Random::normal), Some(5000));
     assert!((d.grad_spread_ratio.unwrap() / 1000.0 - 1.0).abs() < 0.133, "{d:?}");
 }

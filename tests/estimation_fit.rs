@@ -1,4 +1,5 @@
-//! The iterated weighted least squares against fits of real sample files in extended precision, and its errors.
+//! The iterated weighted least squares against fits of real sample files in extended precision, and its
+//! errors.
 
 use rfdescent::Error;
 use rfdescent::estimation::{EstimationError, Fit, Sample, SampleStatistics, fit, read_samples};
@@ -54,9 +55,10 @@ fn statistics<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> SampleStatis
     statistics
 }
 
-/// 1e-9 is required. The iteration stops at a relative change of 1e-12 and each step shrinks the change to about a third
-/// (26 steps from order 1 to 1e-12 for the slowest file), so it ends within 1e-12 of its limit; rounding adds 1e-15 times
-/// the condition of the intercept (v at the largest batch size over β₀, below 10): 1e-11 leaves a margin of ten.
+/// 1e-9 is required. The iteration stops at a relative change of 1e-12 and each step shrinks the change to
+/// about a third (26 steps from order 1 to 1e-12 for the slowest file), so it ends within 1e-12 of its limit;
+/// rounding adds 1e-15 times the condition of the intercept (v at the largest batch size over β₀, below 10):
+/// 1e-11 leaves a margin of ten.
 const TOLERANCE: f64 = 1e-11;
 
 #[test]
@@ -117,7 +119,8 @@ fn exact(variance: f64, noise: f64, grad: f64, grad_noise: f64, batch_sizes: &[u
 #[test]
 fn exact_data_gives_the_exact_line() {
     let fitted = fit(&exact(0.01, 0.8, 500.0, 9e4, &[20, 50, 225, 1000])).unwrap();
-    // Rounding of a few units at values whose largest-to-intercept ratio is below 10 (variance) and 10 (gradient).
+    // Rounding of a few units at values whose largest-to-intercept ratio is below 10 (variance) and 10
+    // (gradient).
     for (got, want) in values(&fitted).into_iter().zip([2.0, 0.01, 0.8, 500.0, 9e4]) {
         assert!((got / want - 1.0).abs() < 1e-12, "{got} {want}");
     }

@@ -66,9 +66,10 @@ fn two_pass(samples: &[Sample]) -> Vec<(u64, u64, [f64; 6])> {
         .collect()
 }
 
-/// Each update rounds a few times at the size of the sums. The losses deviate from their mean of about 1000 by at most
-/// D = 10 and the ‖g‖² by at most 100: n samples make sums of k-th powers of up to n·D^k, known to n updates of a few
-/// roundings, and a mean off by n·2ε·1000 (from which the powers deviate by k·n·D^(k−1) times that).
+/// Each update rounds a few times at the size of the sums. The losses deviate from their mean of about 1000
+/// by at most D = 10 and the ‖g‖² by at most 100: n samples make sums of k-th powers of up to n·D^k, known to
+/// n updates of a few roundings, and a mean off by n·2ε·1000 (from which the powers deviate by k·n·D^(k−1)
+/// times that).
 fn agree(got: &[(u64, u64, [f64; 6])], want: &[(u64, u64, [f64; 6])]) -> Result<(), TestCaseError> {
     prop_assert_eq!(got.len(), want.len());
     for (got, want) in got.iter().zip(want) {
@@ -198,8 +199,8 @@ fn tensor_means(statistics: &SampleStatistics) -> Vec<(String, String, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// Means of tensors, however gathered; each of n updates rounds a few times at values of at most 100. All else has
-    /// the same bits as without tensors.
+    /// Means of tensors, however gathered; each of n updates rounds a few times at values of at most 100. All
+    /// else has the same bits as without tensors.
     #[test]
     fn means_of_tensors(samples in samples(), cut in 0usize..120) {
         let cut = cut.min(samples.len());

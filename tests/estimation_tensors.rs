@@ -59,10 +59,11 @@ fn truth() -> impl Strategy<Value = Truth> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-    /// ‖g_k‖² exactly on the line. The means are rounded to a few ε of at most variance + noise/20 ≤ 500·variance; the
-    /// weights favour the largest batch, where that is variance + noise/4000 ≤ 3.5·variance. So the intercept is known to
-    /// a few hundred ε, and the iteration ends within 1e-12 of its limit or at the rounding it allows for (64 ε carried
-    /// to the axis): 1e-11 leaves a margin. The slope is known to the same rounding of the means, over 1/20.
+    /// ‖g_k‖² exactly on the line. The means are rounded to a few ε of at most variance + noise/20 ≤
+    /// 500·variance; the weights favour the largest batch, where that is variance + noise/4000 ≤
+    /// 3.5·variance. So the intercept is known to a few hundred ε, and the iteration ends within 1e-12 of its
+    /// limit or at the rounding it allows for (64 ε carried to the axis): 1e-11 leaves a margin. The slope is
+    /// known to the same rounding of the means, over 1/20.
     #[test]
     fn exact_data_gives_the_exact_factors(truths in prop::collection::vec(truth(), 1..6)) {
         let statistics = statistics(&truths, 2, |_| 1.0);
@@ -89,8 +90,9 @@ proptest! {
     }
 }
 
-/// Standard deviation of an intercept for Gaussian gradients with the right weights, of χ²_d/d times a line of these
-/// coefficients: that of the paper's lemma "Variance of β̂₀", with the variance 2·v_b²/d of an observation in place of 2·v_b².
+/// Standard deviation of an intercept for Gaussian gradients with the right weights, of χ²_d/d times a line
+/// of these coefficients: that of the paper's lemma "Variance of β̂₀", with the variance 2·v_b²/d of an
+/// observation in place of 2·v_b².
 fn intercept_std(truth: &Truth, per_size: usize) -> f64 {
     let mut s = [0.0; 3];
     for b in BATCH_SIZES.map(|b| b as f64) {
@@ -108,7 +110,8 @@ fn equal_variances_give_factors_of_1() {
     let (mut rng, per_size) = (ChaCha8Rng::seed_from_u64(5), 100);
     let statistics = statistics(&truths, per_size, |truth| chi_square(&mut rng, truth.dims));
     let fits = fit_tensors(&statistics, &dims(&truths)).unwrap();
-    // f = √(v/v_k): to first order half of the relative errors of v_k and of the mean v, of which the worst tensor bounds both.
+    // f = √(v/v_k): to first order half of the relative errors of v_k and of the mean v, of which the worst
+    // tensor bounds both.
     let relative = |truth: &Truth| intercept_std(truth, per_size) / truth.variance;
     let worst = relative(&truths[0]);
     for (fit, truth) in fits.tensors.iter().zip(&truths) {
@@ -135,7 +138,8 @@ fn different_variances_are_found_in_noise() {
     }
 }
 
-/// Four tensors of equal size: one with all the variance, and three of which the samples say less than 3 % of the mean.
+/// Four tensors of equal size: one with all the variance, and three of which the samples say less than 3 % of
+/// the mean.
 #[test]
 fn what_cannot_be_told_from_0_is_raised() {
     let truths = [

@@ -1,5 +1,6 @@
-//! Damaged files of every kind that the library reads: whatever the bytes, an error or a value that works, never a panic, and no
-//! more memory than a small multiple of the file. `fuzz/` does the same for as long as one likes.
+//! Damaged files of every kind that the library reads: whatever the bytes, an error or a value that works,
+//! never a panic, and no more memory than a small multiple of the file. `fuzz/` does the same for as long as
+//! one likes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rfdescent::covariance::{Family, Model, Observation, StepRule, TensorFactor};
 use rfdescent::estimation::{Sample, SampleStatistics, SampleTable, TensorDims, fit, fit_tensors};
-use rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Fitted, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 /// Counts what is allocated.
@@ -132,8 +133,8 @@ fn attack(valid: &[u8], mut read: impl FnMut(&[u8]) -> bool) {
         PEAK.store(before, Ordering::Relaxed);
         accepted += u64::from(read(&bytes));
         let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
-        // Parsed JSON takes some 100 bytes for each of its own where it is densest; other tests' threads and messages are
-        // within the constant.
+        // Parsed JSON takes some 100 bytes for each of its own where it is densest; other tests' threads and
+        // messages are within the constant.
         let bound = 256 * bytes.len() + (1 << 20);
         assert!(used < bound, "round {round}: {used} bytes allocated for a file of {}", bytes.len());
     }
@@ -228,11 +229,12 @@ fn damaged_samples() {
 #[test]
 fn damaged_states() {
     let model = Model::new(Family::SquaredExponential, moments()).unwrap();
-    let options = Options {
-        groups: vec![Group { momentum: 0.9, ..Group::default() }],
-        master_weights: true,
-        ..Options::default()
-    };
+    attack_states(Fitted::new(model).with_momentum(0.9).into());
+    attack_states(Adaptive::default().into());
+}
+
+fn attack_states(method: Method) {
+    let options = Options { master_weights: true, ..Options::default() };
     let specs = vec![
         TensorSpec::new("a", &[5, 3], DType::F32),
         TensorSpec::new("b", &[4], DType::BF16),
@@ -250,9 +252,9 @@ fn damaged_states() {
         ];
         optimizer.step(params, grads, &StepInput::new(2.0)).unwrap();
     };
-    let mut first = Optimizer::new(model.clone(), options.clone(), specs.clone()).unwrap();
+    let mut first = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
     step(&mut first);
-    let mut second = Optimizer::new(model, options, specs).unwrap();
+    let mut second = Optimizer::new(method, options, specs).unwrap();
     attack(&first.state_to_bytes().unwrap(), |bytes| {
         let before = second.applied_steps();
         let accepted = second.load_state_from_bytes(bytes).is_ok();

@@ -6,12 +6,12 @@ use common::*;
 use proptest::prelude::*;
 use rfdescent::DType;
 use rfdescent::covariance::{Family, Model, Observation};
-use rfdescent::optimizer::{Group, Optimizer, Options, Outcome, StepInput, TensorSpec};
+use rfdescent::optimizer::{Fitted, Group, Optimizer, Options, Outcome, StepInput, TensorSpec};
 
 #[derive(Clone, Debug)]
 struct Case {
     tensors: Vec<(usize, DType, DType, usize)>,
-    groups: Vec<Group>,
+    groups: Vec<(Group, f64)>,
     master: bool,
     stochastic: bool,
     grad_scale: f64,
@@ -29,7 +29,8 @@ fn length() -> impl Strategy<Value = usize> {
     prop::sample::select(vec![0, 1, 2, 31, 32, 33, 1000, 1024, 1025, 4095, 4096, 4097, 9000, 66_000, 140_000])
 }
 
-fn group() -> impl Strategy<Value = Group> {
+/// Options of a group, and its momentum.
+fn group() -> impl Strategy<Value = (Group, f64)> {
     (
         prop::sample::select(vec![1.0, 0.5, 3.0]),
         prop::sample::select(vec![1.0, 0.1]),
@@ -37,12 +38,8 @@ fn group() -> impl Strategy<Value = Group> {
         prop::sample::select(vec![0.0, 0.3]),
         any::<bool>(),
     )
-        .prop_map(|(length_scale_factor, multiplier, momentum, weight_decay, norm_lock)| Group {
-            length_scale_factor,
-            multiplier,
-            momentum,
-            weight_decay,
-            norm_lock,
+        .prop_map(|(length_scale_factor, multiplier, momentum, weight_decay, norm_lock)| {
+            (Group { length_scale_factor, multiplier, weight_decay, norm_lock }, momentum)
         })
 }
 
@@ -77,7 +74,8 @@ fn case() -> impl Strategy<Value = Case> {
         )
 }
 
-/// What the reference expects of one tensor, and how far f32 or f64 arithmetic may be away from it, element by element.
+/// What the reference expects of one tensor, and how far f32 or f64 arithmetic may be away from it, element
+/// by element.
 struct Expected {
     value: Vec<f64>,
     velocity: Vec<f64>,
@@ -92,7 +90,8 @@ fn reference(
     velocity: &[Vec<f64>],
     grads: &[Vec<f64>],
 ) -> Vec<Expected> {
-    let group = |k: usize| &case.groups[case.tensors[k].3];
+    let group = |k: usize| &case.groups[case.tensors[k].3].0;
+    let momentum = |k: usize| case.groups[case.tensors[k].3].1;
     let square = |g: &[f64]| g.iter().map(|x| (x / case.grad_scale).powi(2)).sum::<f64>();
     let sigma: f64 = grads
         .iter()
@@ -110,7 +109,7 @@ fn reference(
             let decay = (1.0 - rate * g.multiplier * g.weight_decay).max(0.0);
             let grad: Vec<f64> = grads[k].iter().map(|x| x / case.grad_scale).collect();
             let new_velocity: Vec<f64> =
-                velocity[k].iter().zip(&grad).map(|(v, g_)| g.momentum * v - g_).collect();
+                velocity[k].iter().zip(&grad).map(|(v, g_)| momentum(k) * v - g_).collect();
             let mut value: Vec<f64> =
                 before[k].iter().zip(&new_velocity).map(|(p, v)| decay * p + coefficient * v).collect();
             let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
@@ -120,10 +119,11 @@ fn reference(
             value.iter_mut().for_each(|x| *x *= ratio);
 
             let (_, param, grad_format, _) = case.tensors[k];
-            // Computed in f64 only where an operand is f64; the velocity is stored as f32 unless the parameter is f64.
+            // Computed in f64 only where an operand is f64; the velocity is stored as f32 unless the
+            // parameter is f64.
             let u = match (param, grad_format) {
                 (DType::F64, _) => 2f64.powi(-53),
-                (_, DType::F64) if g.momentum == 0.0 => 2f64.powi(-53),
+                (_, DType::F64) if momentum(k) == 0.0 => 2f64.powi(-53),
                 _ => 2f64.powi(-24),
             };
             let half = matches!(param, DType::F16 | DType::BF16);
@@ -136,11 +136,12 @@ fn reference(
             let smallest = if half && case.master { smallest(DType::F32) } else { smallest(param) };
             let slack = (0..value.len())
                 .map(|i| {
-                    // p·decay: coefficient and product each round once. The gradient's term: unscale (or prescale),
-                    // coefficient, their products and, with momentum, m, its product and the sum round: at most 8.
-                    // 1e-9: the f64 sums behind norm and lock, n·2⁻⁵³ with n ≤ 5e5 times a cancellation ≤ 10.
+                    // p·decay: coefficient and product each round once. The gradient's term: unscale (or
+                    // prescale), coefficient, their products and, with momentum, m, its product and the sum
+                    // round: at most 8. 1e-9: the f64 sums behind norm and lock, n·2⁻⁵³ with n ≤ 5e5 times a
+                    // cancellation ≤ 10.
                     let gradient_part =
-                        ratio * coefficient * (g.momentum * velocity[k][i].abs() + grad[i].abs());
+                        ratio * coefficient * (momentum(k) * velocity[k][i].abs() + grad[i].abs());
                     let kept = ratio * decay * before[k][i].abs();
                     (2.0 * u + 1e-9) * kept
                         + (8.0 * u + 1e-9) * gradient_part
@@ -161,7 +162,7 @@ proptest! {
     fn steps_match_the_f64_reference(case in case()) {
         let model = model(case.family);
         let options = Options {
-            groups: case.groups.clone(),
+            groups: case.groups.iter().map(|(group, _)| *group).collect(),
             master_weights: case.master,
             stochastic_rounding: case.stochastic.then_some(11),
             ..Options::default()
@@ -172,7 +173,9 @@ proptest! {
             .enumerate()
             .map(|(k, &(len, dtype, _, group))| TensorSpec::new(format!("t{k}"), &[len], dtype).in_group(group))
             .collect();
-        let mut optimizer = Optimizer::new(model.clone(), options, specs).unwrap();
+        let momentum = case.groups.iter().map(|&(_, momentum)| momentum).collect();
+        let fitted = Fitted { momentum, ..Fitted::new(model.clone()) };
+        let mut optimizer = Optimizer::new(fitted, options, specs).unwrap();
         let mut values: Vec<Owned> = case
             .tensors
             .iter()
@@ -209,7 +212,7 @@ proptest! {
             prop_assert_eq!(report.outcome, Outcome::Applied);
             let expected = reference(&model, &case, &held, &velocity, &gradient_f64);
             let masters = stored(&optimizer, "master");
-            let velocities = stored(&optimizer, "momentum");
+            let velocities = stored(&optimizer, "velocity");
             for (k, expected) in expected.into_iter().enumerate() {
                 let after = values[k].to_f64();
                 // where there are master weights they are compared, and the parameter is their rounding

@@ -1,5 +1,6 @@
-// What a step does to memory without doing anything else: reads one array, then reads two and writes one. The PTX beside it
-// was made by NVRTC 12.1 with --gpu-architecture=compute_70 and is loaded by the benchmark of the step on a device.
+// What a step does to memory without doing anything else: reads one array, then reads two and writes one. The
+// PTX beside it was made by NVRTC 12.1 with --gpu-architecture=compute_70 and is loaded by the benchmark of
+// the step on a device.
 extern "C" __global__ void ceiling(float4* __restrict__ p, const float4* __restrict__ g, unsigned long long count,
                                    float* sink)
 {

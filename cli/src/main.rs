@@ -4,7 +4,6 @@ mod bench;
 mod commands;
 mod data;
 mod error;
-mod files;
 mod interrupt;
 mod machine;
 mod network;
@@ -24,8 +23,8 @@ use clap::{Parser, Subcommand};
 use commands::{bench as benchmark, doctor, fit, plan, step_size, train};
 use error::CliError;
 
-/// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator hands back
-/// to the kernel each time: a third of the run time went into page faults.
+/// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator
+/// hands back to the kernel each time: a third of the run time went into page faults.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -3,10 +3,10 @@
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use rfdescent::files::{self, Temporary};
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::files::{self, Temporary};
 
 /// A folder that exists and can be written to.
 #[derive(Debug)]
@@ -41,17 +41,18 @@ impl OutputFolder {
 
     /// Writes bytes.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CliError> {
-        files::write(&self.join(name), bytes)
+        Ok(files::write_atomically(&self.join(name), bytes)?)
     }
 
     /// Writes `value` as indented JSON.
     pub fn write_json(&self, name: &str, value: &impl Serialize) -> Result<(), CliError> {
         let path = self.join(name);
         let text = serde_json::to_string_pretty(value).map_err(|e| CliError::file(&path, e))?;
-        files::write(&path, text.as_bytes())
+        Ok(files::write_atomically(&path, text.as_bytes())?)
     }
 
-    /// Writes one CSV row a record, under the names of the record's fields, which are there without any record too.
+    /// Writes one CSV row a record, under the names of the record's fields, which are there without any
+    /// record too.
     pub fn write_csv<R: Serialize + Default>(&self, name: &str, records: &[R]) -> Result<(), CliError> {
         let path = self.join(name);
         let fail = |e: csv::Error| CliError::file(&path, e);
@@ -68,7 +69,7 @@ impl OutputFolder {
             let header = bytes.iter().position(|&byte| byte == b'\n').map_or(0, |end| end + 1);
             bytes.truncate(header);
         }
-        files::write(&path, &bytes)
+        Ok(files::write_atomically(&path, &bytes)?)
     }
 
     /// Removes a file, if there is one.
@@ -83,7 +84,8 @@ impl OutputFolder {
 
 /// Two runs in one folder would mix their files.
 fn lock(path: &Path) -> Result<Option<File>, CliError> {
-    // Not every system opens folders, and not every file system has locks: no protection there, but no reason to refuse.
+    // Not every system opens folders, and not every file system has locks: no protection there, but no reason
+    // to refuse.
     let Ok(folder) = File::open(path) else { return Ok(None) };
     match folder.try_lock() {
         Ok(()) => Ok(Some(folder)),

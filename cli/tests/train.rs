@@ -23,12 +23,13 @@ const SMALL: [&str; 12] = [
     "--epochs",
     "1",
     "--method",
-    "rfd",
+    "fitted",
     "--tolerance",
     "2",
 ];
 
-/// Fails with `status`, one line on standard error that holds each of `parts`, and nothing on standard output.
+/// Fails with `status`, one line on standard error that holds each of `parts`, and nothing on standard
+/// output.
 fn refuses(arguments: &[&str], status: i32, parts: &[&str]) {
     let output = train(arguments).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
@@ -92,7 +93,7 @@ fn the_adaptive_method_trains_without_a_fit_and_leaves_no_model_of_an_earlier_ru
     for part in ["Training with the adaptive method", "Best SGD", "; adaptive: ", "nor fitted"] {
         assert!(text.contains(part), "{text}");
     }
-    assert!(!text.contains("uto-fit") && !text.contains("RFD"), "{text}");
+    assert!(!text.contains("uto-fit") && !text.contains("the fitted method"), "{text}");
 
     let report: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap();
@@ -116,16 +117,16 @@ fn options_of_the_fit_are_refused_by_name_without_a_fit() {
     let method = ["--method", "adaptive"];
     for option in [
         &["--covariance", "squared_exponential"][..],
-        &["--anisotropy", "none"],
+        &["--anisotropy", "isotropic"],
         &["--stochastic"],
         &["--samples", "samples.csv"],
         // Its default, too: it was asked for.
         &["--tolerance", "0.3"],
         &["--max-samples", "1000"],
     ] {
-        refuses(&[&method[..], option].concat(), 2, &[option[0], "--method rfd", "leave it out"]);
+        refuses(&[&method[..], option].concat(), 2, &[option[0], "--method fitted", "leave it out"]);
     }
-    refuses(&["--method", "adam"], 2, &["--method", "rfd, adaptive"]);
+    refuses(&["--method", "adam"], 2, &["--method", "fitted, adaptive"]);
 }
 
 #[test]
@@ -172,13 +173,13 @@ fn length_scales_by_tensor_are_fitted_to_the_same_samples_and_kept_in_the_model(
     };
     let plain = run("plain", &[]);
     let samples = fs::read_to_string(output("samples.csv")).unwrap();
-    let tensor = run("tensor", &["--anisotropy", "tensor"]);
+    let tensor = run("tensor", &["--anisotropy", "tensorwise"]);
     assert_eq!(
         fs::read_to_string(output("samples.csv")).unwrap(),
         samples,
         "the samples of the first run are enough"
     );
-    assert_eq!((&plain["anisotropy"], &tensor["anisotropy"]), (&"none".into(), &"tensor".into()));
+    assert_eq!((&plain["anisotropy"], &tensor["anisotropy"]), (&"isotropic".into(), &"tensorwise".into()));
     let fit = |report: &serde_json::Value, name: &str| report["seeds"][0]["fit"][name].clone();
     assert_eq!(fit(&plain, "variance"), fit(&tensor, "variance"));
     assert!(fit(&plain, "tensors").is_null());
@@ -200,7 +201,7 @@ fn length_scales_by_tensor_are_fitted_to_the_same_samples_and_kept_in_the_model(
     fs::write(&old, samples.lines().map(columns).collect::<String>()).unwrap();
     let old = old.to_str().unwrap();
     train(&SMALL).args(["--samples", old]).assert().success();
-    let output = train(&SMALL).args(["--samples", old, "--anisotropy", "tensor"]).output().unwrap();
+    let output = train(&SMALL).args(["--samples", old, "--anisotropy", "tensorwise"]).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text.contains("old.csv") && text.contains("--samples") && text.lines().count() == 1, "{text}");
@@ -215,7 +216,7 @@ fn wrong_usage_is_one_line_with_the_choices() {
     refuses(&["--tolerance", "-inf"], 2, &["--tolerance", "-inf"]);
     refuses(&["--overwrite"], 2, &["--output"]);
     refuses(&["--model", "transformer"], 2, &["--model", "mlp, cnn"]);
-    refuses(&["--anisotropy", "element"], 2, &["--anisotropy", "none, tensor"]);
+    refuses(&["--anisotropy", "element"], 2, &["--anisotropy", "isotropic, tensorwise"]);
     refuses(&["--covariance", "linear"], 2, &["--covariance", "squared_exponential", "matern:1.5"]);
     refuses(&["--tolerance", "-1"], 2, &["--tolerance", "above 0"]);
     refuses(&["--train-images", "500"], 2, &["--batch-size 1024", "500"]);
@@ -261,7 +262,7 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
         .args([
             "train",
             "--method",
-            "rfd",
+            "fitted",
             "--train-images",
             "600",
             "--batch-size",
@@ -293,7 +294,8 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
     assert!(fs::read_to_string(&cache).unwrap().starts_with(&before));
 }
 
-/// Starts a run, waits until its standard output is `ready`, and presses Ctrl-C; what it wrote there and to standard error.
+/// Starts a run, waits until its standard output is `ready`, and presses Ctrl-C; what it wrote there and to
+/// standard error.
 #[cfg(unix)]
 fn interrupted(arguments: &[&str], ready: impl Fn(&str) -> bool) -> (String, String) {
     let stdout = tempfile::NamedTempFile::new().unwrap();
@@ -335,7 +337,7 @@ fn finished_seeds_are_reported_when_a_later_one_stops_and_the_folder_can_be_gone
     assert_eq!(document["complete"], false);
     assert!(document["seeds"].as_array().unwrap().len() >= 2);
     assert_eq!(document["seeds"][1]["complete"], true);
-    assert_eq!(document["summary"][0]["method"], "RFD");
+    assert_eq!(document["summary"][0]["method"], "fitted");
 
     // An error is no other case: a note of another network stops seed 1.
     let note = output.join("seed-1/samples.csv.origin.json");
@@ -356,7 +358,7 @@ fn an_interrupt_in_the_first_epoch_leaves_readable_files_and_a_finished_run_is_k
     arguments.extend(["--output", path]);
     let mut long = arguments.clone();
     long[7] = "1000000";
-    let (_, text) = interrupted(&long, |printed| printed.contains("Training with RFD"));
+    let (_, text) = interrupted(&long, |printed| printed.contains("Training with the fitted method"));
     assert!(text.contains("training stopped"), "{text}");
     let header = fs::read_to_string(output.join("epochs.csv")).unwrap();
     assert!(header.starts_with("epoch,train_loss,validation_loss,accuracy,step_size"), "{header}");

@@ -1,4 +1,5 @@
-//! Every kind of file that the library reads, through the C interface; the first byte says which. For as long as one likes:
+//! Every kind of file that the library reads, through the C interface; the first byte says which. For as long
+//! as one likes:
 //!
 //!     cargo install cargo-fuzz
 //!     cargo +nightly fuzz run files -- -max_len=65536 -rss_limit_mb=1024 -malloc_limit_mb=256

@@ -9,14 +9,14 @@ use crate::{Error, Result};
 /// The Σ-norm √(Σ_k f_k²·‖g_k‖²) of a gradient, from (f_k, ‖g_k‖²) of each group k (paper, section "Geometric
 /// anisotropy/Adaptive step sizes").
 ///
-/// The factor f_k multiplies the length scale of group k, so Σ is block diagonal with f_k⁻². The step's direction is
-/// Σ⁻¹g, group by group f_k²·g_k; its length in the norm of Σ is this function's value, the norm to pass in
-/// [`Observation::grad_norm`](super::Observation::grad_norm). Each group's parameters then move by
+/// The factor f_k multiplies the length scale of group k, so Σ is block diagonal with f_k⁻². The step's
+/// direction is Σ⁻¹g, group by group f_k²·g_k; its length in the norm of Σ is this function's value, the norm
+/// to pass in [`Observation::grad_norm`](super::Observation::grad_norm). Each group's parameters then move by
 /// (η/‖·‖)·f_k²·g_k. Estimation has to measure the same norm, so that `grad_variance` belongs to it.
 ///
-/// With mini-batch noise the exact direction is (−C'(0)Σ + N/b)⁻¹g, where N is the covariance of one example's gradient
-/// noise. Where N is proportional to Σ that is Σ⁻¹g and the scalar correction of S-RFD is exact; otherwise it is an
-/// approximation, and it is the one used here.
+/// With mini-batch noise the exact direction is (−C'(0)Σ + N/b)⁻¹g, where N is the covariance of one
+/// example's gradient noise. Where N is proportional to Σ that is Σ⁻¹g and the scalar correction of S-RFD is
+/// exact; otherwise it is an approximation, and it is the one used here.
 ///
 /// The sum runs in the order of the slice.
 pub fn sigma_norm(parts: &[(f64, f64)]) -> f64 {
@@ -35,8 +35,8 @@ pub struct TensorFactor {
     pub length_scale_factor: f64,
 }
 
-/// An error that names the tensor that is listed twice, has no elements or a factor outside its domain; or says that the
-/// sizes do not add up to `dims`.
+/// An error that names the tensor that is listed twice, has no elements or a factor outside its domain; or
+/// says that the sizes do not add up to `dims`.
 pub(super) fn validate(tensors: &[TensorFactor], dims: u64) -> Result<()> {
     check_sizes(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dims)), dims)?;
     for TensorFactor { name, length_scale_factor: factor, .. } in tensors {
@@ -53,7 +53,8 @@ pub(crate) fn is_factor(factor: f64) -> bool {
     factor > 0.0 && (factor * factor).is_normal()
 }
 
-/// Checks names and sizes of tensors, if there are any: each listed once, none empty, all together `dims` elements.
+/// Checks names and sizes of tensors, if there are any: each listed once, none empty, all together `dims`
+/// elements.
 pub(crate) fn check_sizes<'a>(tensors: impl Iterator<Item = (&'a str, u64)>, dims: u64) -> Result<()> {
     let (mut names, mut sum) = (HashSet::new(), 0u128);
     for (name, size) in tensors {

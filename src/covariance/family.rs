@@ -11,8 +11,8 @@ use crate::{Error, Result};
 
 /// The built-in covariances (paper, appendix "Covariance models").
 ///
-/// As text: `squared_exponential` (or `se`), `rational_quadratic:β` (or `rq:β`; β is 1 when left out), `matern:1.5` (or
-/// `matern32`), `matern:2.5` (or `matern52`).
+/// As text: `squared_exponential` (or `se`), `rational_quadratic:β` (or `rq:β`; β is 1 when left out),
+/// `matern:1.5` (or `matern32`), `matern:2.5` (or `matern52`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Family {
@@ -45,7 +45,8 @@ impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Family::SquaredExponential => f.write_str("squared_exponential"),
-            // {:?} is the shortest text that reads back to the same number, with an exponent where that is shorter.
+            // {:?} is the shortest text that reads back to the same number, with an exponent where that is
+            // shorter.
             Family::RationalQuadratic { beta } => write!(f, "rational_quadratic:{beta:?}"),
             Family::Matern32 => f.write_str("matern:1.5"),
             Family::Matern52 => f.write_str("matern:2.5"),

@@ -29,8 +29,8 @@ impl Covariance for Matern52 {
         25.0 / 3.0 * (-(10.0 * h).sqrt()).exp()
     }
 
-    /// Table "RFD step size" in w = √5·u, the positive root of (a + c)w² − (a − c)w − a with c = √5·b/3 (so that the
-    /// paper's ζ is c/a), in whichever of its two forms adds numbers of equal sign.
+    /// Table "RFD step size" in w = √5·u, the positive root of (a + c)w² − (a − c)w − a with c = √5·b/3 (so
+    /// that the paper's ζ is c/a), in whichever of its two forms adds numbers of equal sign.
     fn closed_form_step(&self, a: f64, b: f64) -> Option<f64> {
         let c = SQRT_5 * b / 3.0;
         let sum = a + c;
@@ -39,8 +39,8 @@ impl Covariance for Matern52 {
         Some(w / SQRT_5)
     }
 
-    /// With w = √5·u: ρ = (1 + w + w²/3)e⁻ʷ, κ = (1 + w)e⁻ʷ; with z = 2w: D = 1 − e⁻ᶻ(1 + z + z²/2 + z³/6 + z⁴/36),
-    /// dD/dz = e⁻ᶻ(z³/18 + z⁴/36).
+    /// With w = √5·u: ρ = (1 + w + w²/3)e⁻ʷ, κ = (1 + w)e⁻ʷ; with z = 2w: D = 1 − e⁻ᶻ(1 + z + z²/2 + z³/6 +
+    /// z⁴/36), dD/dz = e⁻ᶻ(z³/18 + z⁴/36).
     fn profile(&self, u: f64) -> Profile {
         let w = (SQRT_5 * u).min(VANISHED);
         let z = 2.0 * w;

@@ -1,12 +1,12 @@
 //! Covariance models and their step sizes.
 //!
-//! A [`Model`] is a covariance together with the [`Moments`](crate::Moments) that estimation produced. Given what an
-//! optimizer observed, the mini-batch loss and the norm of its gradient, [`Model::step`] says how far to go along the
-//! negative gradient: to the minimum of the cost's conditional expectation (paper, Definition "Random Function Descent"
-//! and Theorem "Explicit RFD").
+//! A [`Model`] is a covariance together with the [`Moments`](crate::Moments) that estimation produced. Given
+//! what an optimizer observed, the mini-batch loss and the norm of its gradient, [`Model::step`] says how far
+//! to go along the negative gradient: to the minimum of the cost's conditional expectation (paper, Definition
+//! "Random Function Descent" and Theorem "Explicit RFD").
 //!
-//! The built-in covariances are those of [`Family`]; anything else that is a function of the distance can be used by
-//! implementing [`Covariance`].
+//! The built-in covariances are those of [`Family`]; anything else that is a function of the distance can be
+//! used by implementing [`Covariance`].
 
 mod anisotropy;
 mod family;
@@ -34,17 +34,18 @@ pub use squared_exponential::SquaredExponential;
 /// Beyond this argument e⁻ˣ times any power of x that occurs here is exactly 0; capping x keeps ∞·0 away.
 const VANISHED: f64 = 1e4;
 
-/// A stationary isotropic covariance C, as a function of half the squared distance, h = ‖x − y‖²/2 (paper, section
-/// "A distribution over cost functions").
+/// A stationary isotropic covariance C, as a function of half the squared distance, h = ‖x − y‖²/2 (paper,
+/// section "A distribution over cost functions").
 ///
 /// To use a covariance of your own, implement [`name`](Self::name), [`c`](Self::c), [`dc`](Self::dc) and
-/// [`ddc`](Self::ddc). Neither C(0) = 1 nor any particular unit of length is required: what counts is the shape, and
-/// [`Model::with_covariance`] finds the length scale for which C(0) and C'(0) are the estimated ones. The provided
-/// methods work from these functions alone; the built-in covariances replace them by closed forms.
+/// [`ddc`](Self::ddc). Neither C(0) = 1 nor any particular unit of length is required: what counts is the
+/// shape, and [`Model::with_covariance`] finds the length scale for which C(0) and C'(0) are the estimated
+/// ones. The provided methods work from these functions alone; the built-in covariances replace them by
+/// closed forms.
 ///
-/// C has to be differentiable at 0, with C(0) > 0 > C'(0), and decrease with the distance, as every covariance does that
-/// exists in all dimensions (it is then a mixture of squared exponentials). Steps are looked for up to the plateau, which
-/// then contains them.
+/// C has to be differentiable at 0, with C(0) > 0 > C'(0), and decrease with the distance, as every
+/// covariance does that exists in all dimensions (it is then a mixture of squared exponentials). Steps are
+/// looked for up to the plateau, which then contains them.
 ///
 /// ```
 /// use rfdescent::covariance::{Covariance, Model, Observation, StepRule};
@@ -100,24 +101,25 @@ pub trait Covariance: std::fmt::Debug + Send + Sync {
         -self.dc(0.0) / self.c(0.0)
     }
 
-    /// The step u ≥ 0, as a multiple of the length scale, that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0), where it is
-    /// known in closed form; `None`, the default, has it searched numerically.
+    /// The step u ≥ 0, as a multiple of the length scale, that minimises −b·ρ(u²/2) − a·u·ρ'(u²/2)/ρ'(0),
+    /// where it is known in closed form; `None`, the default, has it searched numerically.
     ///
     /// a, b ≥ 0 and max(a, b) = 1. (a, b) = (1, 0) yields the plateau.
     ///
-    /// The result has to be finite and at least 0, the plateau above 0. [`Model::with_covariance`] tries a few (a, b) and
-    /// refuses a covariance that breaks this; where a later step does, the numerical search takes its place. Whether the
-    /// result is the minimiser is not checked.
+    /// The result has to be finite and at least 0, the plateau above 0. [`Model::with_covariance`] tries a
+    /// few (a, b) and refuses a covariance that breaks this; where a later step does, the numerical search
+    /// takes its place. Whether the result is the minimiser is not checked.
     fn closed_form_step(&self, a: f64, b: f64) -> Option<f64> {
         let _ = (a, b);
         None
     }
 
-    /// What the step size and the conditional moments are computed from, at distance u ≥ 0 in units of the length scale.
+    /// What the step size and the conditional moments are computed from, at distance u ≥ 0 in units of the
+    /// length scale.
     ///
-    /// The default has an absolute error of a few rounding errors where the exact value is tiny: enough for risk-neutral
-    /// steps at any scale. For conservative steps shorter than 1e-6 length scales override it by expressions that do not
-    /// cancel.
+    /// The default has an absolute error of a few rounding errors where the exact value is tiny: enough for
+    /// risk-neutral steps at any scale. For conservative steps shorter than 1e-6 length scales override it by
+    /// expressions that do not cancel.
     fn profile(&self, u: f64) -> Profile {
         search::generic_profile(self, u)
     }

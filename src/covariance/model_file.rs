@@ -22,16 +22,18 @@ struct Contents {
     version: u64,
     covariance: Family,
     moments: Moments,
-    /// Releases before this field refuse files that have it, as they would not know the geometry of the moments.
+    /// Releases before this field refuse files that have it, as they would not know the geometry of the
+    /// moments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tensors: Vec<TensorFactor>,
 }
 
 impl Model {
-    /// The model as JSON: format, version, covariance, moments and, where it has some, tensors. Numbers read back to the same bits.
+    /// The model as JSON: format, version, covariance, moments and, where it has some, tensors. Numbers read
+    /// back to the same bits.
     ///
-    /// An error for a covariance that is not built in: it is code, so save the [moments](Model::moments) and build the
-    /// model anew with [`Model::with_covariance`].
+    /// An error for a covariance that is not built in: it is code, so save the [moments](Model::moments) and
+    /// build the model anew with [`Model::with_covariance`].
     pub fn to_json(&self) -> Result<String> {
         let Some(covariance) = self.family() else {
             return Err(Error::invalid(

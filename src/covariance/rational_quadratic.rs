@@ -4,8 +4,9 @@ use super::special::ln_1p_minus;
 use super::{Covariance, Profile};
 use crate::{Error, Result};
 
-/// Newton iterations for the step size's root. From the quadratic's root, four reach rounding for every β and every
-/// ratio of gradient to cost; three leave up to 8e-10 (tests/covariance_reference.rs measures it). The fifth is reserve.
+/// Newton iterations for the step size's root. From the quadratic's root, four reach rounding for every β and
+/// every ratio of gradient to cost; three leave up to 8e-10 (tests/covariance_reference.rs measures it). The
+/// fifth is reserve.
 const NEWTON_ITERATIONS: usize = 5;
 
 /// Rational quadratic, C(h) = (1 + 2h/β)^(−β/2) with β > 0 (paper, Eq. "rational quadratic").
@@ -54,9 +55,10 @@ impl Covariance for RationalQuadratic {
 
     /// Table "RFD step size": the unique positive root of −a + b·u + a·(1 + 1/β)·u² + b·u³/β.
     ///
-    /// In y = u/α with α = min(1, √β) all coefficients stay in range for every β. The polynomial increases and is
-    /// convex, and without its cubic term its root lies to the right, so that Newton's iteration descends to the root.
-    /// The number of iterations is fixed and each is plain IEEE arithmetic, so the result is the same bits anywhere.
+    /// In y = u/α with α = min(1, √β) all coefficients stay in range for every β. The polynomial increases
+    /// and is convex, and without its cubic term its root lies to the right, so that Newton's iteration
+    /// descends to the root. The number of iterations is fixed and each is plain IEEE arithmetic, so the
+    /// result is the same bits anywhere.
     fn closed_form_step(&self, a: f64, b: f64) -> Option<f64> {
         let (alpha, square, cube) = if self.beta <= 1.0 {
             (self.beta.sqrt(), 1.0 + self.beta, 1.0)

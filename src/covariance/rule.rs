@@ -37,8 +37,8 @@ pub fn validate_inv_batch_size(inv_batch_size: f64) -> Result<()> {
 pub struct StepRule {
     /// Which step size.
     pub mode: StepMode,
-    /// In [0, 1): 0 minimises the conditional expectation; c > 0 the upper end of a one-sided confidence interval of
-    /// level γ = (1 + c)/2 (paper, section "Conservative RFD"). Only with [`StepMode::Rfd`].
+    /// In [0, 1): 0 minimises the conditional expectation; c > 0 the upper end of a one-sided confidence
+    /// interval of level γ = (1 + c)/2 (paper, section "Conservative RFD"). Only with [`StepMode::Rfd`].
     pub conservatism: f64,
 }
 
@@ -71,12 +71,13 @@ pub enum StepMode {
     /// The minimiser itself (paper, Theorem "Explicit RFD" and Table "RFD step size").
     #[default]
     Rfd,
-    /// Its asymptote for small Θ, η̂ = C(0)/(−C'(0))·Θ (paper, Definition "A-RFD"): a constant learning rate for
-    /// a given loss, and steps that are too long at the start. It has no plateau; at loss ≥ μ that of RFD is used.
+    /// Its asymptote for small Θ, η̂ = C(0)/(−C'(0))·Θ (paper, Definition "A-RFD"): a constant learning rate
+    /// for a given loss, and steps that are too long at the start. It has no plateau; at loss ≥ μ that of RFD
+    /// is used.
     #[serde(rename = "a-rfd")]
     ARfd,
-    /// A-RFD, but no step beyond RFD's plateau (paper, section "RFD step sizes explain common step size heuristics",
-    /// gradient clipping).
+    /// A-RFD, but no step beyond RFD's plateau (paper, section "RFD step sizes explain common step size
+    /// heuristics", gradient clipping).
     #[serde(rename = "clipped-a-rfd")]
     ClippedARfd,
 }
@@ -107,8 +108,8 @@ impl FromStr for StepMode {
 pub struct Step {
     /// η, the length of the step, ≥ 0. A conservative step may be 0: then every step makes the bound worse.
     pub step_size: f64,
-    /// Θ, the gradient cost quotient ‖g‖/(μ − loss) with the correction of S-RFD (paper, Extension "S-RFD"); +∞ at
-    /// loss ≥ μ.
+    /// Θ, the gradient cost quotient ‖g‖/(μ − loss) with the correction of S-RFD (paper, Extension "S-RFD");
+    /// +∞ at loss ≥ μ.
     pub theta: f64,
 }
 
@@ -131,7 +132,8 @@ pub enum NoStep {
     /// The gradient is 0, so there is no direction.
     #[error("the gradient is zero")]
     ZeroGradient,
-    /// The inverse batch size or the rule is one that [`validate_inv_batch_size`] or [`StepRule::validate`] rejects.
+    /// The inverse batch size or the rule is one that [`validate_inv_batch_size`] or [`StepRule::validate`]
+    /// rejects.
     #[error("the inverse batch size or the conservatism is out of range")]
     InvalidArgument,
 }

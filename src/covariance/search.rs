@@ -1,8 +1,10 @@
-//! The minimum of the conditional expectation, or of its upper confidence bound, where no closed form is known.
+//! The minimum of the conditional expectation, or of its upper confidence bound, where no closed form is
+//! known.
 
 use super::{Covariance, Profile};
 
-/// Points of the grid per factor e: neighbouring ones differ by a tenth, less than any feature of a covariance.
+/// Points of the grid per factor e: neighbouring ones differ by a tenth, less than any feature of a
+/// covariance.
 const POINTS_PER_E: f64 = 10.0;
 
 /// The grid starts this far below the shortest length at which the objective can turn.
@@ -23,8 +25,9 @@ pub(super) struct Noise {
 impl Noise {
     /// The conditional variance divided by C(0), and its derivative, at distance u; `slope` is −ρ'(0).
     ///
-    /// With the signal shares q = 1/(1 + loss) and p = 1/(1 + gradient) the variance is 1 − qρ² − pw, w = −ρ'(0)(uκ)².
-    /// Both results are written so that nothing cancels, D + (1 − q)ρ² + (1 − p)w and q·D' + (q − p)·w'.
+    /// With the signal shares q = 1/(1 + loss) and p = 1/(1 + gradient) the variance is 1 − qρ² − pw, w =
+    /// −ρ'(0)(uκ)². Both results are written so that nothing cancels, D + (1 − q)ρ² + (1 − p)w and q·D' + (q
+    /// − p)·w'.
     pub fn variance(&self, profile: &Profile, u: f64, slope: f64) -> (f64, f64) {
         let (q, p) = (1.0 / (1.0 + self.loss), 1.0 / (1.0 + self.gradient));
         let ukappa = u * profile.kappa;
@@ -88,9 +91,9 @@ impl<C: Covariance + ?Sized> Objective<'_, C> {
 
     /// The global minimiser in [0, plateau].
     ///
-    /// Beyond the plateau, where u·κ is largest, neither the mean nor the variance decreases any more if ρ and κ decrease
-    /// with the distance, so nothing is lost by not looking there. Within, the sign changes of F' on a grid of
-    /// equal ratios enclose the local minima.
+    /// Beyond the plateau, where u·κ is largest, neither the mean nor the variance decreases any more if ρ
+    /// and κ decrease with the distance, so nothing is lost by not looking there. Within, the sign changes of
+    /// F' on a grid of equal ratios enclose the local minima.
     pub fn minimise(&self, plateau: f64) -> f64 {
         self.minimise_between(self.shortest_turn(plateau) * MARGIN, plateau)
     }
@@ -127,9 +130,9 @@ impl<C: Covariance + ?Sized> Objective<'_, C> {
 
     /// A lower bound, up to a factor, for the lengths at which F' can change its sign.
     ///
-    /// Near 0, in units of the plateau, −a + b·λ·u is up against the growth of the deviation: √D grows like u^1.5 or
-    /// faster, √(noise + u²·(…)) bends where the loss's and the gradient's noise are equally large, and where the loss
-    /// is exact the gradient's noise alone can balance a at any length.
+    /// Near 0, in units of the plateau, −a + b·λ·u is up against the growth of the deviation: √D grows like
+    /// u^1.5 or faster, √(noise + u²·(…)) bends where the loss's and the gradient's noise are equally large,
+    /// and where the loss is exact the gradient's noise alone can balance a at any length.
     fn shortest_turn(&self, plateau: f64) -> f64 {
         let slope = self.covariance.slope();
         let pull = self.a * plateau;
@@ -159,10 +162,12 @@ pub(super) fn plateau<C: Covariance + ?Sized>(covariance: &C) -> Option<f64> {
     (u > 0.0 && u < unit * RANGE).then_some(u)
 }
 
-/// The root of a function between two points where its signs differ, by Chandrupatla's method: inverse quadratic
-/// interpolation where it is safe, bisection otherwise. It keeps to the bracket and halves it at least every other time.
+/// The root of a function between two points where its signs differ, by Chandrupatla's method: inverse
+/// quadratic interpolation where it is safe, bisection otherwise. It keeps to the bracket and halves it at
+/// least every other time.
 fn root(f: impl Fn(f64) -> f64, (a, fa): (f64, f64), (b, fb): (f64, f64)) -> f64 {
-    // A bracket of ratio e^0.1 takes some 50 bisections to shrink to rounding; interpolation needs about 6 steps.
+    // A bracket of ratio e^0.1 takes some 50 bisections to shrink to rounding; interpolation needs about 6
+    // steps.
     const MOST_ITERATIONS: usize = 120;
     let (mut x1, mut f1, mut x2, mut f2) = (b, fb, a, fa);
     let mut position = 0.5;
@@ -219,8 +224,8 @@ pub(super) fn generic_profile<C: Covariance + ?Sized>(covariance: &C, u: f64) ->
         drop: (c0 - c) / c0,
         kappa,
         ukappa_slope,
-        // At short distances, before C' has lost half of its height, the difference cancels; the integral of D' keeps the
-        // digits of ρ − (uκ)', and is smooth enough there for one panel.
+        // At short distances, before C' has lost half of its height, the difference cancels; the integral of
+        // D' keeps the digits of ρ − (uκ)', and is smooth enough there for one panel.
         unexplained: if kappa > 0.5 { integral(unexplained_slope_at, u) } else { direct }.max(0.0),
         unexplained_slope: unexplained_slope_at(u),
     }

@@ -1,6 +1,7 @@
 //! Elementary functions in forms that do not cancel.
 
-/// e⁻ᶻ·Σ_{k≥n} zᵏ/k! = 1 − e⁻ᶻ·Σ_{k<n} zᵏ/k! for z ≥ 0, to a few units in the last place also where it is tiny.
+/// e⁻ᶻ·Σ_{k≥n} zᵏ/k! = 1 − e⁻ᶻ·Σ_{k<n} zᵏ/k! for z ≥ 0, to a few units in the last place also where it is
+/// tiny.
 pub(super) fn exp_tail(n: u32, z: f64) -> f64 {
     let head_or_tail_threshold = f64::from(n) + 2.0;
     if z < head_or_tail_threshold {
@@ -29,8 +30,8 @@ pub(super) fn ln_1p_minus(x: f64) -> f64 {
     if x > 0.5 {
         return x.ln_1p() - x;
     }
-    // With s = x/(2+x): ln(1+x) = 2·artanh(s) and x = 2s/(1−s), so the difference is −s·x + 2(s³/3 + s⁵/5 + …).
-    // s ≤ 1/5, so 12 terms leave less than 25⁻¹² of the first.
+    // With s = x/(2+x): ln(1+x) = 2·artanh(s) and x = 2s/(1−s), so the difference is −s·x + 2(s³/3 + s⁵/5 +
+    // …). s ≤ 1/5, so 12 terms leave less than 25⁻¹² of the first.
     let s = x / (2.0 + x);
     let s2 = s * s;
     let series = (0..12).rev().fold(0.0, |sum, k| sum * s2 + 1.0 / f64::from(2 * k + 3));

@@ -3,8 +3,8 @@
 use super::special::exp_tail;
 use super::{Covariance, Profile, VANISHED};
 
-/// Squared exponential, C(h) = e⁻ʰ (paper, Eq. "sqExp covariance model"), the limit of [`super::RationalQuadratic`] for
-/// β → ∞ and of the Matérn models for ν → ∞.
+/// Squared exponential, C(h) = e⁻ʰ (paper, Eq. "sqExp covariance model"), the limit of
+/// [`super::RationalQuadratic`] for β → ∞ and of the Matérn models for ν → ∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquaredExponential;
 

@@ -16,7 +16,8 @@ pub(super) struct SampleCache {
     path: PathBuf,
     file: File,
     columns: Columns,
-    /// For each tensor that has a column its place in the sampler's list; empty where the file has no such columns.
+    /// For each tensor that has a column its place in the sampler's list; empty where the file has no such
+    /// columns.
     places: Vec<usize>,
     length: u64,
 }
@@ -24,23 +25,25 @@ pub(super) struct SampleCache {
 /// What a cache held when it was opened.
 pub(super) struct Opened {
     pub cache: SampleCache,
-    /// The samples with ‖g_k‖² of each of the sampler's tensors, in its order; without, where the file has none.
+    /// The samples with ‖g_k‖² of each of the sampler's tensors, in its order; without, where the file has
+    /// none.
     pub samples: Vec<(Sample, Vec<f64>)>,
     /// Says that a cut-off last line was dropped.
     pub warning: Option<String>,
 }
 
 impl SampleCache {
-    /// Opens or creates a cache and makes sure that it can be written. A new one has a column for each of `tensors`; an
-    /// older one without such columns stays without.
+    /// Opens or creates a cache and makes sure that it can be written. A new one has a column for each of
+    /// `tensors`; an older one without such columns stays without.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot; [`Error::File`] when the file is no sample file, has columns of other tensors than
-    /// `tensors`, or another process is filling it.
-    /// A last line that an interruption has cut off is completed or, where a value that a fit uses is hit, dropped.
+    /// [`Error::Io`] when it cannot; [`Error::File`] when the file is no sample file, has columns of other
+    /// tensors than `tensors`, or another process is filling it. A last line that an interruption has cut off
+    /// is completed or, where a value that a fit uses is hit, dropped.
     pub fn open(path: &Path, tensors: &[TensorDims]) -> Result<Opened> {
         let io = |source| Error::Io { path: path.into(), source };
-        // Opening a pipe, or reading a device such as /dev/zero, would never end. What is not there is created.
+        // Opening a pipe, or reading a device such as /dev/zero, would never end. What is not there is
+        // created.
         if path.exists() {
             check_regular(path)?;
         }
@@ -86,7 +89,8 @@ impl SampleCache {
         !self.places.is_empty()
     }
 
-    /// Appends one row; `sq_grad_norms` are those of the sampler's tensors where the file has columns for them.
+    /// Appends one row; `sq_grad_norms` are those of the sampler's tensors where the file has columns for
+    /// them.
     ///
     /// # Errors
     /// [`Error::Io`] when it can't be written; the file then still ends with the row before.
@@ -106,7 +110,8 @@ impl SampleCache {
             self.places.iter().map(|&place| sq_grad_norms[place]),
         );
         if let Err(source) = self.file.write_all(row.as_bytes()) {
-            // A full disk may have taken half of the row. Should this fail too, the next opening drops that half.
+            // A full disk may have taken half of the row. Should this fail too, the next opening drops that
+            // half.
             let _ = self.file.set_len(self.length);
             return Err(Error::Io { path: self.path.clone(), source });
         }

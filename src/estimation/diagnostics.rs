@@ -6,34 +6,36 @@ use serde::Serialize;
 
 /// Checks of the two assumptions behind a fit: Gaussian losses, isotropic gradients.
 ///
-/// Neither is needed for the moments to be right (means and variances are what they are); normality justifies the weights
-/// and `relative_std`, isotropy the covariance model. See the paper's sections on input invariance and "Beyond the
-/// Gaussian assumption".
+/// Neither is needed for the moments to be right (means and variances are what they are); normality justifies
+/// the weights and `relative_std`, isotropy the covariance model. See the paper's sections on input
+/// invariance and "Beyond the Gaussian assumption".
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Diagnostics {
     /// Skewness m₃/m₂^(3/2) of the standardised losses u = (L − μ)/√(C(0) + C_ε(0)/b); 0 for a Gaussian.
     pub skewness: f64,
     /// Excess kurtosis m₄/m₂² − 3 of the standardised losses; 0 for a Gaussian.
     pub excess_kurtosis: f64,
-    /// K² of D'Agostino and Pearson: the sum of the squares of skewness and kurtosis, each transformed to a standard
-    /// normal variable (D'Agostino 1970; Anscombe & Glynn 1983). χ² with 2 degrees of freedom for Gaussian losses.
-    /// `None` below 20 samples, where the transformations do not hold.
+    /// K² of D'Agostino and Pearson: the sum of the squares of skewness and kurtosis, each transformed to a
+    /// standard normal variable (D'Agostino 1970; Anscombe & Glynn 1983). χ² with 2 degrees of freedom for
+    /// Gaussian losses. `None` below 20 samples, where the transformations do not hold.
     pub normality_statistic: Option<f64>,
     /// exp(−K²/2), the probability that Gaussian losses look at least as far from Gaussian as these.
     pub normality_p_value: Option<f64>,
-    /// Variance of ‖g‖²/e_b about 1, e_b = −d·(C'(0) + C'_ε(0)/b) its fitted expectation: Σ(‖g‖²/e_b − 1)²/(n − 2), two
-    /// degrees of freedom being spent on the fit. `None` for fewer than three samples.
+    /// Variance of ‖g‖²/e_b about 1, e_b = −d·(C'(0) + C'_ε(0)/b) its fitted expectation: Σ(‖g‖²/e_b − 1)²/(n
+    /// − 2), two degrees of freedom being spent on the fit. `None` for fewer than three samples.
     pub grad_relative_variance: Option<f64>,
-    /// 2/`grad_relative_variance`: the number of independent, equally distributed partial derivatives whose sum of
-    /// squares (a scaled χ²) would spread as much. `None` as well where nothing spreads.
+    /// 2/`grad_relative_variance`: the number of independent, equally distributed partial derivatives whose
+    /// sum of squares (a scaled χ²) would spread as much. `None` as well where nothing spreads.
     pub grad_effective_dims: Option<f64>,
-    /// `grad_relative_variance` over 2/d, the relative variance of a scaled χ² with d degrees of freedom that isotropy
-    /// predicts. 1 where isotropy holds; the larger, the fewer directions share the gradient. `None` without d.
+    /// `grad_relative_variance` over 2/d, the relative variance of a scaled χ² with d degrees of freedom that
+    /// isotropy predicts. 1 where isotropy holds; the larger, the fewer directions share the gradient. `None`
+    /// without d.
     pub grad_spread_ratio: Option<f64>,
 }
 
 impl Diagnostics {
-    /// Diagnostics of a fit and the statistics it was made from; `dims` is d, the number of parameters, if known.
+    /// Diagnostics of a fit and the statistics it was made from; `dims` is d, the number of parameters, if
+    /// known.
     pub fn new(statistics: &SampleStatistics, fit: &Fit, dims: Option<u64>) -> Self {
         let n = statistics.batches() as f64;
         let (mut powers, mut grad) = ([0.0; 4], 0.0);

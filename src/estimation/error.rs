@@ -61,7 +61,8 @@ pub enum EstimationError {
         /// The largest one.
         largest: u64,
     },
-    /// Squared deviations of the losses, or squared gradient norms, are so small that products of them underflow.
+    /// Squared deviations of the losses, or squared gradient norms, are so small that products of them
+    /// underflow.
     #[error(
         "{quantity} is about {value:e}, below 1e-150, where f64 loses digits; multiply the loss by a constant, so \
          that it is of order 1, and draw the samples again"

@@ -44,7 +44,8 @@ impl Fit {
         }
     }
 
-    /// `None` when `relative_std` is at most `tolerance`, else a warning that says how many more examples are needed.
+    /// `None` when `relative_std` is at most `tolerance`, else a warning that says how many more examples are
+    /// needed.
     pub fn reliability(&self, tolerance: f64) -> Option<Unreliable> {
         (self.relative_std > tolerance).then(|| {
             // Var(β̂₀) falls with 1/n as long as batch sizes keep their proportions.
@@ -91,17 +92,19 @@ impl std::fmt::Display for Unreliable {
     }
 }
 
-/// Fits mean and variances to the samples (paper, sections "Variance estimation" and "Variance estimation in detail").
+/// Fits mean and variances to the samples (paper, sections "Variance estimation" and "Variance estimation in
+/// detail").
 ///
-/// With v_b = β₀ + β₁/b, starting at (β₀, β₁) = (0, 1), repeat until neither coefficient changes by more than 1e-12
-/// relative: μ is the mean of the losses with weights 1/v_b; (β₀, β₁) = (C(0), C_ε(0)) is the regression of (L − μ)² on
-/// 1/b with weights 1/v_b², because Var (L − μ)² = 2·v_b². The gradient's variances are the same regression of ‖g‖².
-/// One iteration costs O(number of distinct batch sizes).
+/// With v_b = β₀ + β₁/b, starting at (β₀, β₁) = (0, 1), repeat until neither coefficient changes by more than
+/// 1e-12 relative: μ is the mean of the losses with weights 1/v_b; (β₀, β₁) = (C(0), C_ε(0)) is the
+/// regression of (L − μ)² on 1/b with weights 1/v_b², because Var (L − μ)² = 2·v_b². The gradient's variances
+/// are the same regression of ‖g‖². One iteration costs O(number of distinct batch sizes).
 ///
 /// # Errors
-/// Each an [`EstimationError`]: fewer than two distinct batch sizes, or all within a factor 1 + 1e-9; losses that spread by
-/// less than 1e-75, or gradients that are smaller, without being 0; an intercept (C(0), −d·C'(0)) that is not
-/// positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000 iterations.
+/// Each an [`EstimationError`]: fewer than two distinct batch sizes, or all within a factor 1 + 1e-9; losses
+/// that spread by less than 1e-75, or gradients that are smaller, without being 0; an intercept (C(0),
+/// −d·C'(0)) that is not positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000
+/// iterations.
 pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
     Ok(try_fit(statistics)?)
 }
@@ -163,7 +166,8 @@ pub(super) fn abscissae(
 /// Squares below are close to losing digits when multiplied with each other.
 const SMALLEST_SQUARE: f64 = 1e-150;
 
-/// Refuses mean squares that are too small, but not all of them 0: the fit has something better to say of those.
+/// Refuses mean squares that are too small, but not all of them 0: the fit has something better to say of
+/// those.
 fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<(), EstimationError> {
     let value = squares.iter().copied().fold(0.0, f64::max);
     if value > 0.0 && value < SMALLEST_SQUARE {
@@ -174,8 +178,8 @@ fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<()
 
 /// Mean of the losses with weights 1/v_b, the inverse of their variances.
 fn weighted_mean(statistics: &SampleStatistics, line: Line) -> f64 {
-    // Relative to the smallest variance, found at the largest batch size: no overflow; and relative to some loss: no
-    // cancellation where the spread is far below the mean.
+    // Relative to the smallest variance, found at the largest batch size: no overflow; and relative to some
+    // loss: no cancellation where the spread is far below the mean.
     let reference = statistics.groups().map(|(b, _)| line.at(1.0 / b as f64)).fold(f64::INFINITY, f64::min);
     let origin = statistics.groups().next().map_or(0.0, |(_, group)| group.mean_loss());
     let (mut total, mut weighted) = (Sum::default(), Sum::default());

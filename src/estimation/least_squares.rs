@@ -11,9 +11,9 @@ impl Line {
     /// The paper's start of the iteration.
     pub const START: Line = Line { intercept: 0.0, slope: 1.0 };
 
-    /// Both coefficients are variances, so the best admissible guess for the next weights has none below 0. That keeps
-    /// every weight positive on the way, has no constant to choose, and moves no fixed point: where both coefficients
-    /// are positive it is the identity.
+    /// Both coefficients are variances, so the best admissible guess for the next weights has none below 0.
+    /// That keeps every weight positive on the way, has no constant to choose, and moves no fixed point:
+    /// where both coefficients are positive it is the identity.
     pub fn admissible(self) -> Line {
         Line { intercept: self.intercept.max(0.0), slope: self.slope.max(0.0) }
     }
@@ -101,15 +101,16 @@ impl<'a> WeightedDesign<'a> {
         Line { intercept: mean - slope * self.center, slope }
     }
 
-    /// Standard deviation of the intercept when an observation has variance 2·v²: the square root of the paper's lemma
-    /// "Variance of β̂₀", rearranged with S₀·S₂ − S₁² = S₀·Σw(x−x̄)² to Var = 2·(1/S₀ + x̄²/Σw(x−x̄)²).
+    /// Standard deviation of the intercept when an observation has variance 2·v²: the square root of the
+    /// paper's lemma "Variance of β̂₀", rearranged with S₀·S₂ − S₁² = S₀·Σw(x−x̄)² to Var = 2·(1/S₀ +
+    /// x̄²/Σw(x−x̄)²).
     pub fn intercept_std(&self) -> f64 {
         self.reference * (2.0 * (1.0 / self.total + self.center * self.center / self.spread)).sqrt()
     }
 
-    /// Changes of the two coefficients that rounding alone can cause: 64 units of roundoff of the fitted value at the
-    /// centre, carried to the slope by the spread of x and from there to the intercept. Only matters when a true
-    /// coefficient is (close to) 0, so that no relative criterion can be met.
+    /// Changes of the two coefficients that rounding alone can cause: 64 units of roundoff of the fitted
+    /// value at the centre, carried to the slope by the spread of x and from there to the intercept. Only
+    /// matters when a true coefficient is (close to) 0, so that no relative criterion can be met.
     fn rounding(&self, fitted: Line) -> (f64, f64) {
         let value = 64.0 * f64::EPSILON * fitted.at(self.center).abs();
         let slope = value * (self.total / self.spread).sqrt();
@@ -142,8 +143,8 @@ const TOLERANCE: f64 = 1e-12;
 
 /// Iterated reweighting: fit with the weights of the last line until the line no longer changes.
 ///
-/// `means` gives the means of the observations at each abscissa for the line that the weights come from; they depend on
-/// it where the mean of the losses has to be estimated too.
+/// `means` gives the means of the observations at each abscissa for the line that the weights come from; they
+/// depend on it where the mean of the losses has to be estimated too.
 pub(super) fn iterate<M: AsRef<[f64]>>(
     abscissae: &[Abscissa],
     means: impl Fn(Line) -> M,

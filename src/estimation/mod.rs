@@ -1,9 +1,9 @@
 //! From samples to the numbers a covariance model is made of.
 //!
-//! Samples (loss, ‖g‖², batch size) at random initialisations → [`SampleStatistics`] → [`fit`] → [`Fit`], whose
-//! [`moments`](Fit::moments) make a covariance model. Which batch sizes to sample: [`DesignProblem`]. All of it in a
-//! loop around a function of yours that evaluates a mini-batch: [`AutoFit`]. Samples that also say what each tensor of
-//! parameters adds to ‖g‖² determine a length scale for each: [`fit_tensors`].
+//! Samples (loss, ‖g‖², batch size) at random initialisations → [`SampleStatistics`] → [`fit`] → [`Fit`],
+//! whose [`moments`](Fit::moments) make a covariance model. Which batch sizes to sample: [`DesignProblem`].
+//! All of it in a loop around a function of yours that evaluates a mini-batch: [`AutoFit`]. Samples that also
+//! say what each tensor of parameters adds to ‖g‖² determine a length scale for each: [`fit_tensors`].
 
 mod auto_fit;
 mod cache;

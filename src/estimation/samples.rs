@@ -1,4 +1,5 @@
-//! Samples as CSV: `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>`, in any order, further columns ignored.
+//! Samples as CSV: `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>`, in any order, further columns
+//! ignored.
 
 use super::statistics::{LARGEST_NORM, Sample, SampleStatistics};
 use crate::files::read_regular;
@@ -86,7 +87,8 @@ impl Columns {
         })
     }
 
-    /// The last column with a value that a fit uses: if nothing follows it in a cut-off line, it may have lost digits.
+    /// The last column with a value that a fit uses: if nothing follows it in a cut-off line, it may have
+    /// lost digits.
     fn last_used(&self) -> usize {
         let (GradNormColumn::Norm(grad_norm) | GradNormColumn::Squared(grad_norm)) = self.grad_norm;
         self.tensors.iter().copied().fold(self.loss.max(grad_norm).max(self.batch_size), usize::max)
@@ -151,8 +153,8 @@ impl Columns {
         Ok((sample, sq_grad_norms))
     }
 
-    /// A row of this file, with its line break; columns that a sample does not have stay empty. `sq_grad_norms` are those of
-    /// [`tensors`](Self::tensors).
+    /// A row of this file, with its line break; columns that a sample does not have stay empty.
+    /// `sq_grad_norms` are those of [`tensors`](Self::tensors).
     ///
     /// Numbers are written with the fewest digits that read back as the same number.
     pub fn row(
@@ -277,7 +279,8 @@ fn rows(content: &[u8]) -> impl Iterator<Item = &[u8]> {
         .flat_map(|line| line.split(|&byte| byte == b'\r'))
 }
 
-/// The number, from 1, of the row that a record starting at this byte stands in; line breaks before it are not its own.
+/// The number, from 1, of the row that a record starting at this byte stands in; line breaks before it are
+/// not its own.
 fn row_at(content: &[u8], start: u64) -> usize {
     let (before, rest) = content.split_at(content.len().min(start as usize));
     let skipped = rest.iter().take_while(|&&byte| is_break(byte)).count();
@@ -293,8 +296,8 @@ fn line_break(content: &[u8]) -> &'static str {
     }
 }
 
-/// Whether the row ends within quotes. CSV lets the field go on in the next line then, but no sample file has such fields:
-/// a quote too many would swallow rows.
+/// Whether the row ends within quotes. CSV lets the field go on in the next line then, but no sample file has
+/// such fields: a quote too many would swallow rows.
 fn leaves_quote_open(row: &[u8]) -> bool {
     #[derive(PartialEq)]
     enum At {
@@ -328,14 +331,15 @@ pub struct SampleTable {
 impl SampleTable {
     /// Reads samples from CSV.
     ///
-    /// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`; any number of
-    /// `sq_grad_norm:<tensor>`. Others are ignored.
+    /// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`; any
+    /// number of `sq_grad_norm:<tensor>`. Others are ignored.
     ///
     /// # Errors
-    /// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row (line of the file,
-    /// from 1) and column for a missing column or one that is there twice, a row with too few or too many fields or a
-    /// quote left open, a value that is not a number or not finite, a negative norm, a loss or norm beyond 1e60, a batch
-    /// size that is not a whole number of at least 1, a last row that may be cut off.
+    /// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row
+    /// (line of the file, from 1) and column for a missing column or one that is there twice, a row with too
+    /// few or too many fields or a quote left open, a value that is not a number or not finite, a negative
+    /// norm, a loss or norm beyond 1e60, a batch size that is not a whole number of at least 1, a last row
+    /// that may be cut off.
     pub fn read(path: &Path) -> Result<Self> {
         let Parsed { samples, sq_grad_norms, columns, .. } =
             parse(path, &read_regular(path)?, CutOff::Refuse)?;

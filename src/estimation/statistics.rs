@@ -1,9 +1,9 @@
 //! Sufficient statistics of the samples: Welford accumulators per batch size.
 //!
-//! For fixed μ, β₀ and β₁ the weighted least squares of the paper's section "Variance estimation in detail" see a
-//! sample only through its batch size and the sums over (L − μ)² and ‖g‖² of that batch size. Both follow from counts,
-//! means and central sums, so memory grows with the number of distinct batch sizes only, and statistics of several
-//! workers merge without loss.
+//! For fixed μ, β₀ and β₁ the weighted least squares of the paper's section "Variance estimation in detail"
+//! see a sample only through its batch size and the sums over (L − μ)² and ‖g‖² of that batch size. Both
+//! follow from counts, means and central sums, so memory grows with the number of distinct batch sizes only,
+//! and statistics of several workers merge without loss.
 
 use super::EstimationError;
 use crate::Result;
@@ -28,8 +28,8 @@ impl Sample {
     /// Checks the domain of each field.
     ///
     /// # Errors
-    /// [`EstimationError::InvalidSample`] for a loss that is not finite or beyond ±1e60, a squared norm that is negative,
-    /// not finite or beyond 1e120, and batch size 0.
+    /// [`EstimationError::InvalidSample`] for a loss that is not finite or beyond ±1e60, a squared norm that
+    /// is negative, not finite or beyond 1e120, and batch size 0.
     pub fn validate(&self) -> std::result::Result<(), EstimationError> {
         let invalid =
             |quantity, value, expected| Err(EstimationError::InvalidSample { quantity, value, expected });
@@ -167,10 +167,11 @@ impl Group {
     }
 }
 
-/// Everything a fit needs to know about the samples, in memory proportional to the number of distinct batch sizes (times
-/// that of tensors, where samples have their norms).
+/// Everything a fit needs to know about the samples, in memory proportional to the number of distinct batch
+/// sizes (times that of tensors, where samples have their norms).
 ///
-/// Two statistics merge into that of all their samples; the order of pushes and merges matters to rounding only.
+/// Two statistics merge into that of all their samples; the order of pushes and merges matters to rounding
+/// only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Stored", into = "Stored")]
 pub struct SampleStatistics {
@@ -191,12 +192,13 @@ impl SampleStatistics {
         self.push_tensors(sample, [])
     }
 
-    /// Adds one sample with the squared gradient norm ‖g_k‖² of each tensor, by the tensor's name, in any order.
+    /// Adds one sample with the squared gradient norm ‖g_k‖² of each tensor, by the tensor's name, in any
+    /// order.
     ///
     /// # Errors
-    /// Those of [`Sample::validate`]; [`EstimationError::InvalidTensor`] for a squared norm that is negative, not finite or
-    /// beyond 1e120 and for a name that comes twice; [`EstimationError::OtherTensors`] where the samples so far have other
-    /// tensors or none. The statistics are unchanged then.
+    /// Those of [`Sample::validate`]; [`EstimationError::InvalidTensor`] for a squared norm that is negative,
+    /// not finite or beyond 1e120 and for a name that comes twice; [`EstimationError::OtherTensors`] where
+    /// the samples so far have other tensors or none. The statistics are unchanged then.
     pub fn push_tensors<'a>(
         &mut self,
         sample: &Sample,
@@ -224,8 +226,8 @@ impl SampleStatistics {
 
     /// Adds the samples of `other`, as if they had been pushed one by one.
     ///
-    /// Norms of tensors are kept where both have those of the same tensors; otherwise they are dropped, and only the whole
-    /// gradient can be fitted.
+    /// Norms of tensors are kept where both have those of the same tensors; otherwise they are dropped, and
+    /// only the whole gradient can be fitted.
     pub fn merge(&mut self, other: &SampleStatistics) {
         let mut other = other.clone();
         if let (Some(a), Some(b)) = (self.groups.values().next(), other.groups.values().next())

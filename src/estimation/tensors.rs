@@ -46,13 +46,14 @@ pub struct TensorFit {
     pub raised: bool,
 }
 
-/// One length scale for each tensor: a geometric anisotropy (paper, section "Geometric anisotropy/Adaptive step sizes").
+/// One length scale for each tensor: a geometric anisotropy (paper, section "Geometric anisotropy/Adaptive
+/// step sizes").
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorFits {
     /// The tensors, in the order in which they were asked for.
     pub tensors: Vec<TensorFit>,
-    /// Σ f_k²·`grad_variance` of tensor k: the expected squared norm of the cost's gradient in the norm of the anisotropy,
-    /// [`sigma_norm`](crate::covariance::sigma_norm).
+    /// Σ f_k²·`grad_variance` of tensor k: the expected squared norm of the cost's gradient in the norm of
+    /// the anisotropy, [`sigma_norm`](crate::covariance::sigma_norm).
     pub grad_variance: f64,
     /// The same sum of `noise_grad_variance`.
     pub noise_grad_variance: f64,
@@ -81,16 +82,18 @@ impl TensorFits {
     }
 }
 
-/// Fits the gradient variances of each tensor that the samples have squared gradient norms of, in alphabetical order.
+/// Fits the gradient variances of each tensor that the samples have squared gradient norms of, in
+/// alphabetical order.
 ///
-/// E‖g_k‖² = β₀ + β₁/b, as for the whole gradient, by the same reweighted least squares as in [`fit`](super::fit()), for each
-/// tensor by itself. Neither coefficient can be negative. Where the line has a negative one or the
-/// reweighting does not converge, the coefficient in question (without convergence β₀, which is then close to 0) is 0 and the
-/// other one that of the weighted least squares with this constraint: β₁ the mean of b·‖g_k‖², β₀ that of ‖g_k‖².
+/// E‖g_k‖² = β₀ + β₁/b, as for the whole gradient, by the same reweighted least squares as in
+/// [`fit`](super::fit()), for each tensor by itself. Neither coefficient can be negative. Where the line has
+/// a negative one or the reweighting does not converge, the coefficient in question (without convergence β₀,
+/// which is then close to 0) is 0 and the other one that of the weighted least squares with this constraint:
+/// β₁ the mean of b·‖g_k‖², β₀ that of ‖g_k‖².
 ///
 /// # Errors
-/// [`EstimationError::NoTensors`] when the samples have no such norms; as [`fit`](super::fit()) for too few batch sizes or
-/// too close ones.
+/// [`EstimationError::NoTensors`] when the samples have no such norms; as [`fit`](super::fit()) for too few
+/// batch sizes or too close ones.
 pub fn tensor_variances(statistics: &SampleStatistics) -> Result<Vec<TensorVariance>> {
     if statistics.tensors().next().is_none() && statistics.batches() > 0 {
         return Err(EstimationError::NoTensors.into());
@@ -104,22 +107,24 @@ pub fn tensor_variances(statistics: &SampleStatistics) -> Result<Vec<TensorVaria
     Ok(statistics.tensors().map(variance).collect())
 }
 
-/// Below this share of the mean, what samples say about the variance of a tensor's elements is mostly noise. A tensor of
-/// which they cannot tell that it is not 0 must not get an endless length scale, along which it would move without limit; this
-/// is one of 5.8 times the mean's.
+/// Below this share of the mean, what samples say about the variance of a tensor's elements is mostly noise.
+/// A tensor of which they cannot tell that it is not 0 must not get an endless length scale, along which it
+/// would move without limit; this is one of 5.8 times the mean's.
 const SMALLEST_SHARE: f64 = 0.03;
 
 /// Fits one length scale to each tensor; `tensors` are those of the samples, in any order, with their sizes.
 ///
-/// With v_k = `grad_variance`/d_k, the variance of an element of tensor k from [`tensor_variances`], and
-/// v = Σ `grad_variance`/Σ d_k, their mean over all elements, the factor of the length scale is f_k = √(v/max(v_k, 0.03·v)).
-/// So Σ⁻¹ is f_k² = v/v_k on tensor k: E\[∇J∇Jᵀ\] = −C'(0)·Σ, taken literally (paper, section "Geometric anisotropy/Adaptive
-/// step sizes"). Variances below 3 % of the mean are raised to it, for samples cannot tell them from 0. The overall scale of
-/// the factors has no effect on steps, as the moments measure in the same norm.
+/// With v_k = `grad_variance`/d_k, the variance of an element of tensor k from [`tensor_variances`], and v =
+/// Σ `grad_variance`/Σ d_k, their mean over all elements, the factor of the length scale is f_k =
+/// √(v/max(v_k, 0.03·v)). So Σ⁻¹ is f_k² = v/v_k on tensor k: E\[∇J∇Jᵀ\] = −C'(0)·Σ, taken literally (paper,
+/// section "Geometric anisotropy/Adaptive step sizes"). Variances below 3 % of the mean are raised to it, for
+/// samples cannot tell them from 0. The overall scale of the factors has no effect on steps, as the moments
+/// measure in the same norm.
 ///
 /// # Errors
-/// Those of [`tensor_variances`]; [`Error::Tensor`] names a tensor that only the samples or only `tensors` have, that is
-/// listed twice or has no elements; [`EstimationError::NonPositiveIntercept`] when all variances are 0.
+/// Those of [`tensor_variances`]; [`Error::Tensor`] names a tensor that only the samples or only `tensors`
+/// have, that is listed twice or has no elements; [`EstimationError::NonPositiveIntercept`] when all
+/// variances are 0.
 pub fn fit_tensors(statistics: &SampleStatistics, tensors: &[TensorDims]) -> Result<TensorFits> {
     let dims = tensors.iter().fold(0, |sum: u64, tensor| sum.saturating_add(tensor.dims));
     check_sizes(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.dims)), dims)?;

@@ -3,6 +3,7 @@
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model};
+use rfdescent::optimizer::Fitted;
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -16,7 +17,8 @@ pub enum Owned {
 }
 
 impl Owned {
-    /// Half formats by way of f32: `half` 2.7 truncates an f64 before it rounds, so that near ties come out wrong.
+    /// Half formats by way of f32: `half` 2.7 truncates an f64 before it rounds, so that near ties come out
+    /// wrong.
     pub fn from_f64(dtype: DType, values: &[f64]) -> Self {
         match dtype {
             DType::F32 => Owned::F32(values.iter().map(|&x| x as f32).collect()),
@@ -132,4 +134,9 @@ pub fn moments() -> Moments {
 
 pub fn model(family: Family) -> Model {
     Model::new(family, moments()).unwrap()
+}
+
+/// Its method, with momentum.
+pub fn moving(momentum: f64) -> Fitted {
+    Fitted::new(model(Family::SquaredExponential)).with_momentum(momentum)
 }

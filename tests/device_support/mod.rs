@@ -30,7 +30,8 @@ pub fn executors() -> Vec<Executor> {
     executors
 }
 
-/// The CUDA device, opened once; a printed skip without one, unless RFDESCENT_REQUIRE_GPU=1 makes that a failure.
+/// The CUDA device, opened once; a printed skip without one, unless RFDESCENT_REQUIRE_GPU=1 makes that a
+/// failure.
 pub fn cuda() -> Option<Executor> {
     #[cfg(feature = "cuda")]
     {

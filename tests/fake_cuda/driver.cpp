@@ -1,9 +1,10 @@
-// A CUDA driver library whose one GPU is the kernels' CPU shim, so that the CUDA backend's own calls are tested without a
-// GPU (scripts/test-fake-cuda). It ends the program where a call breaks a rule of CUDA that the backend relies on: no current
-// context, an unbalanced stack of contexts, memory outside of any allocation, anything forbidden in a capture.
+// A CUDA driver library whose one GPU is the kernels' CPU shim, so that the CUDA backend's own calls are
+// tested without a GPU (scripts/test-fake-cuda). It ends the program where a call breaks a rule of CUDA that
+// the backend relies on: no current context, an unbalanced stack of contexts, memory outside of any
+// allocation, anything forbidden in a capture.
 //
-// FAKE_CUDA_VERSION, FAKE_CUDA_MAJOR and FAKE_CUDA_JIT change the driver's version, the compute capability, and whether PTX
-// compiles.
+// FAKE_CUDA_VERSION, FAKE_CUDA_MAJOR and FAKE_CUDA_JIT change the driver's version, the compute capability,
+// and whether PTX compiles.
 
 #include "../../kernels/abi.h"
 

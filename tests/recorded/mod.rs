@@ -5,8 +5,8 @@
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, Group, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport,
-    TensorSpec,
+    Adaptive, Anisotropy, Fitted, Group, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm,
+    StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef, Moments};
 
@@ -65,49 +65,42 @@ pub fn optimizer(
     specs: Vec<TensorSpec>,
     changed: Option<&mut Optimizer>,
 ) -> Option<Optimizer> {
-    let mut options = Options {
+    let options = Options {
         multiplier: setup.multiplier,
         max_step_size: setup.max_step_size,
         stochastic_rounding: setup.stochastic_rounding,
         master_weights: setup.master_weights,
-        groups: (setup.groups.iter().enumerate())
-            .map(|(index, group)| Group {
+        groups: (setup.groups.iter())
+            .map(|group| Group {
                 length_scale_factor: group.length_scale_factor,
                 multiplier: group.multiplier,
                 weight_decay: group.weight_decay,
                 norm_lock: group.norm_lock,
-                momentum: match &setup.kind {
-                    Kind::Fitted { momentum, .. } => momentum[index],
-                    Kind::Adaptive { .. } => 0.0,
-                },
             })
             .collect(),
-        ..Options::default()
     };
-    if let Kind::Fitted { mode, conservatism, inv_batch_size, .. } = setup.kind {
-        options.rule = StepRule { mode, conservatism };
-        options.inv_batch_size = inv_batch_size;
-    }
+    let method: Method = match &setup.kind {
+        &Kind::Fitted { family, mode, conservatism, inv_batch_size, ref momentum } => Fitted {
+            model: Model::new(family, setup.moments).unwrap(),
+            rule: StepRule { mode, conservatism },
+            inv_batch_size,
+            momentum: momentum.clone(),
+        }
+        .into(),
+        &Kind::Adaptive { averaging, tensorwise, loss_bound } => {
+            let anisotropy = if tensorwise { Anisotropy::Tensorwise } else { Anisotropy::Isotropic };
+            Adaptive { anisotropy, averaging, loss_bound }.into()
+        }
+    };
     if let Some(optimizer) = changed {
         optimizer.set_multiplier(options.multiplier).unwrap();
-        if let Kind::Fitted { inv_batch_size, .. } = setup.kind {
-            optimizer.set_inv_batch_size(inv_batch_size).unwrap();
-        }
+        optimizer.set_method(method).unwrap();
         for (index, group) in options.groups.into_iter().enumerate() {
             optimizer.set_group(index, group).unwrap();
         }
         return None;
     }
-    let optimizer = match setup.kind {
-        Kind::Fitted { family, .. } => {
-            Optimizer::new(Model::new(family, setup.moments).unwrap(), options, specs)
-        }
-        Kind::Adaptive { averaging, tensorwise, loss_bound } => {
-            let anisotropy = if tensorwise { Anisotropy::Tensorwise } else { Anisotropy::Isotropic };
-            Optimizer::new(Adaptive { anisotropy, averaging, loss_bound }, options, specs)
-        }
-    };
-    Some(optimizer.unwrap())
+    Some(Optimizer::new(method, options, specs).unwrap())
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,8 @@
 //! What a step through candle costs beside the bare step on the same numbers, whose bits it must have.
 //!
-//! One iteration is one step of all tensors. The line printed first for each list is the one to quote from a machine that
-//! others use too: both steps in turn, each with its best time, as what disturbs a step only ever adds to it.
+//! One iteration is one step of all tensors. The line printed first for each list is the one to quote from a
+//! machine that others use too: both steps in turn, each with its best time, as what disturbs a step only
+//! ever adds to it.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

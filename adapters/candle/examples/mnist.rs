@@ -1,5 +1,6 @@
-//! Trains a network on MNIST with nothing tuned: `cargo run --release -p rfdescent-candle --example mnist -- --data DIR`,
-//! DIR with the four IDX files, gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3;
+//! Trains a network on MNIST with nothing tuned:
+//! `cargo run --release -p rfdescent-candle --example mnist -- --data DIR`, DIR with the four IDX files,
+//! gzipped or not. Without `--data` it generates images; `--epochs N` trains longer than 3;
 //! `--method adaptive` takes the method that needs no fit.
 
 use std::error::Error;
@@ -86,7 +87,8 @@ impl Network {
     fn new(vb: VarBuilder) -> Result<Self> {
         let layer = |(number, ends): (usize, &[usize])| {
             let vb = vb.pp(number.to_string());
-            // As PyTorch initialises: candle's own weights are some times as wide, and RFD then begins too far away.
+            // As PyTorch initialises: candle's own weights are some times as wide, and RFD then begins too
+            // far away.
             let reach = 1.0 / (ends[0] as f64).sqrt();
             let init = Init::Uniform { lo: -reach, up: reach };
             let weight = vb.get_with_hints((ends[1], ends[0]), "linear.weight", init)?;
@@ -205,12 +207,12 @@ impl Arguments {
                 "--method" => {
                     parsed.adaptive = match value.as_str() {
                         "adaptive" => true,
-                        "rfd" => false,
-                        _ => return Err(format!("--method {value}: there are rfd and adaptive").into()),
+                        "fitted" => false,
+                        _ => return Err(format!("--method {value}: there are fitted and adaptive").into()),
                     }
                 }
                 _ => {
-                    let known = "--data DIR, --epochs N and --method rfd|adaptive";
+                    let known = "--data DIR, --epochs N and --method fitted|adaptive";
                     return Err(format!("unknown option {name}; there are {known}").into());
                 }
             }

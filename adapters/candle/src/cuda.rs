@@ -1,6 +1,7 @@
 //! Steps on a CUDA device: addresses of candle's storages, queued on the device's own stream.
 //!
-//! Nothing waits for the device. candle frees memory in stream order, so a gradient may go as soon as the step is queued.
+//! Nothing waits for the device. candle frees memory in stream order, so a gradient may go as soon as the
+//! step is queued.
 
 use std::cell::Cell;
 
@@ -78,11 +79,12 @@ impl Cuda {
                 DeviceLoss::Address { address, dtype }
             }
         });
-        // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats: `gradients` has checked
-        // gradients, `Rfd::for_parameters` variables. All work on them is on this stream, which is in order, and so is the freeing
-        // of their memory.
+        // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats:
+        // `gradients` has checked gradients, `Rfd::for_parameters` variables. All work on them is on this
+        // stream, which is in order, and so is the freeing of their memory.
         unsafe { self.optimizer.step(&tensors, &input, self.stream()) }.map_err(wrap)?;
-        // For programs with several streams: the variables were written before this point of the stream, and the rest read.
+        // For programs with several streams: the variables were written before this point of the stream, and
+        // the rest read.
         for parameter in &variables.parameters {
             Address::of(parameter, &stream)?;
         }
@@ -118,15 +120,17 @@ impl Cuda {
         let (grad, dtype) = read_address(&spec.name, grad, &stream)?;
         let loss = device_loss(loss, &stream)?;
         let tensor = DeviceTensor::new(address, grad, dtype);
-        // SAFETY: candle lends out the parameter for writing and the others for reading; formats and shapes were checked here
-        // and by the caller. What follows on this stream follows the step, and memory is freed in its order.
+        // SAFETY: candle lends out the parameter for writing and the others for reading; formats and shapes
+        // were checked here and by the caller. What follows on this stream follows the step, and memory is
+        // freed in its order.
         unsafe { self.optimizer.step(&[tensor], &DeviceInput::new(loss), self.stream()) }.map_err(wrap)?;
         write_address(param, param_layout, &stream);
         Ok(())
     }
 }
 
-/// Runs `$body` with `$slice` bound to the elements and `$dtype` to their format, or `$other` for a format without steps.
+/// Runs `$body` with `$slice` bound to the elements and `$dtype` to their format, or `$other` for a format
+/// without steps.
 macro_rules! each_format {
     ($storage:expr, ($slice:ident, $dtype:ident) => $body:expr, $other:expr) => {
         match $storage {
@@ -176,8 +180,8 @@ fn tensor_address(name: &str, tensor: &Tensor, stream: &CudaStream) -> Result<(u
     }
 }
 
-/// Where a tensor to be written lies; 0 for a format without steps. The stream waits for what other streams do there, and they
-/// for what it has been given so far.
+/// Where a tensor to be written lies; 0 for a format without steps. The stream waits for what other streams
+/// do there, and they for what it has been given so far.
 fn write_address(storage: &mut CudaStorage, layout: &Layout, stream: &CudaStream) -> u64 {
     fn of<T>(slice: &mut CudaSlice<T>, layout: &Layout, stream: &CudaStream) -> u64 {
         offset::<T>(slice.device_ptr_mut(stream).0, layout)

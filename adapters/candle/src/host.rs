@@ -1,8 +1,9 @@
 //! Steps on the CPU, in place on the variables' memory.
 //!
-//! candle lends out the storage of one variable at a time, and the library updates all tensors together. So each storage is
-//! moved out of its variable (a handful of words; the elements stay where they are) and back after the step. No lock is
-//! held meanwhile, so that a thread which uses several variables at once can't be deadlocked with.
+//! candle lends out the storage of one variable at a time, and the library updates all tensors together. So
+//! each storage is moved out of its variable (a handful of words; the elements stay where they are) and back
+//! after the step. No lock is held meanwhile, so that a thread which uses several variables at once can't be
+//! deadlocked with.
 
 use std::cell::RefCell;
 use std::mem::swap;
@@ -129,7 +130,8 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// Whether there is nothing to move; candle takes some shapes without elements for overlapping and lends out none.
+/// Whether there is nothing to move; candle takes some shapes without elements for overlapping and lends out
+/// none.
 fn is_empty(var: &Var) -> bool {
     var.elem_count() == 0
 }

@@ -6,8 +6,8 @@
 //!    With [`Adaptive`] in place of a fitted model it needs no samples.
 //! 3. [`StepOp`] is a single step on one tensor as a candle operation.
 //!
-//! Variables may be f32, f64, f16 or bf16 in any mixture, on the CPU or, with the feature `cuda`, on a CUDA device. Errors
-//! are candle's, with the library's words.
+//! Variables may be f32, f64, f16 or bf16 in any mixture, on the CPU or, with the feature `cuda`, on a CUDA
+//! device. Errors are candle's, with the library's words.
 
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -11,11 +11,13 @@ use crate::engine::Engine;
 use crate::error;
 use crate::storage::{format, grad_ref, loss_value, param_mut, range};
 
-/// One step on the storages of a tensor, its gradient and the loss: `tensor.inplace_op3(&gradient, &loss, &op)`.
+/// One step on the storages of a tensor, its gradient and the loss:
+/// `tensor.inplace_op3(&gradient, &loss, &op)`.
 ///
-/// For those who keep parameters outside of variables, or build steps into operations of their own. In place because a step
-/// is, with three operands because the loss decides its length; so on a CUDA device nothing leaves the device. It has no
-/// gradient itself. All is of one tensor: networks of several need [`Rfd`](crate::Rfd), whose norm is that of all.
+/// For those who keep parameters outside of variables, or build steps into operations of their own. In place
+/// because a step is, with three operands because the loss decides its length; so on a CUDA device nothing
+/// leaves the device. It has no gradient itself. All is of one tensor: networks of several need
+/// [`Rfd`](crate::Rfd), whose norm is that of all.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -24,7 +26,8 @@ use crate::storage::{format, grad_ref, loss_value, param_mut, range};
 /// # use rfdescent_candle::rfdescent::{Moments, optimizer::Options};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let moments = Moments {
-/// #     mean: 2.0, variance: 0.5, noise_variance: 0.9, grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
+/// #     mean: 2.0, variance: 0.5, noise_variance: 0.9,
+/// #     grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
 /// # };
 /// # let model = Model::new(Family::SquaredExponential, moments)?;
 /// let weight = Tensor::new(&[0.5_f32, -0.5, 1.0], &Device::Cpu)?;
@@ -43,8 +46,9 @@ pub struct StepOp {
 }
 
 impl StepOp {
-    /// Steps for tensors of this shape, format and device, by a fitted [`Model`](rfdescent::covariance::Model) or
-    /// [`Adaptive`](crate::Adaptive); velocities and the like belong to the operation.
+    /// Steps for tensors of this shape, format and device, by a fitted
+    /// [`Model`](rfdescent::covariance::Model) or [`Adaptive`](crate::Adaptive); velocities and the like
+    /// belong to the operation.
     ///
     /// # Errors
     /// Names the tensor when its format or device has no steps; names an option outside its domain.

@@ -16,7 +16,8 @@ use crate::variables::Variables;
 /// What an optimizer is made of beside variables.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How steps are chosen: from the fitted covariance model of the network on its data, or [`Adaptive`](crate::Adaptive).
+    /// How steps are chosen: from the fitted covariance model of the network on its data, or
+    /// [`Adaptive`](crate::Adaptive).
     pub method: Method,
     /// Options; the defaults are those of the method as it is described.
     pub options: Options,
@@ -28,12 +29,12 @@ impl Config {
         Self { method: method.into(), options: Options::default() }
     }
 
-    /// For a model with a length scale for each tensor: configuration and variables with a group for each variable, see
-    /// [`Options::per_tensor`]. Nothing changes for a model with one length scale.
+    /// For a model with a length scale for each tensor: configuration and variables with a group for each
+    /// variable, see [`Options::per_tensor`]. Nothing changes for a model with one length scale.
     ///
     /// # Errors
-    /// Names the tensor of the model that is not among the variables or has another size, or the variable whose group does not
-    /// exist.
+    /// Names the tensor of the model that is not among the variables or has another size, or the variable
+    /// whose group does not exist.
     pub fn per_tensor(self, parameters: Vec<Parameter>) -> Result<(Config, Vec<Parameter>)> {
         let parameters = floats(parameters);
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
@@ -51,16 +52,16 @@ fn floats(parameters: Vec<Parameter>) -> Vec<Parameter> {
 
 /// Random Function Descent over candle's variables.
 ///
-/// A step needs the loss, so call [`backward_step`](Optimizer::backward_step) or [`Rfd::step_with_loss`]; a plain `step`
-/// is an error. There is no learning rate to set: [`learning_rate`](Optimizer::learning_rate) and
-/// [`set_learning_rate`](Optimizer::set_learning_rate) are the multiplier of the step size, 1 at first, so that schedulers
-/// made for other optimizers go through their factors.
+/// A step needs the loss, so call [`backward_step`](Optimizer::backward_step) or [`Rfd::step_with_loss`]; a
+/// plain `step` is an error. There is no learning rate to set: [`learning_rate`](Optimizer::learning_rate)
+/// and [`set_learning_rate`](Optimizer::set_learning_rate) are the multiplier of the step size, 1 at first,
+/// so that schedulers made for other optimizers go through their factors.
 ///
-/// On the CPU the update is in place. While it runs (not between steps) the variables are empty for other threads: what
-/// uses them there fails, instead of reading numbers that are half updated.
+/// On the CPU the update is in place. While it runs (not between steps) the variables are empty for other
+/// threads: what uses them there fails, instead of reading numbers that are half updated.
 ///
-/// A variable without gradient is left alone and counts in no norm. Variables that are no floats are left out, as by
-/// candle's own optimizers.
+/// A variable without gradient is left alone and counts in no norm. Variables that are no floats are left
+/// out, as by candle's own optimizers.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -72,7 +73,8 @@ fn floats(parameters: Vec<Parameter>) -> Vec<Parameter> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let weight = Var::new(&[0.5_f32, -0.5, 1.0], &Device::Cpu)?;
 /// let moments = Moments {
-///     mean: 2.0, variance: 0.5, noise_variance: 0.9, grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
+///     mean: 2.0, variance: 0.5, noise_variance: 0.9,
+///     grad_variance: 4.0, noise_grad_variance: 200.0, dims: 3,
 /// };
 /// let model = Model::new(Family::SquaredExponential, moments)?;
 /// let mut optimizer = Rfd::new(vec![weight.clone()], Config::new(model))?;
@@ -94,9 +96,9 @@ impl Rfd {
     /// An optimizer for variables with names and groups.
     ///
     /// # Errors
-    /// Names the variable that is listed twice, shares its memory with another, is strided, lies on another device than the
-    /// others or on one without steps, is of another format than f32, f64, f16 and bf16, or whose group does not exist; or
-    /// the option outside its domain.
+    /// Names the variable that is listed twice, shares its memory with another, is strided, lies on another
+    /// device than the others or on one without steps, is of another format than f32, f64, f16 and bf16, or
+    /// whose group does not exist; or the option outside its domain.
     pub fn for_parameters(parameters: Vec<Parameter>, config: Config) -> Result<Self> {
         let variables = Variables::new(floats(parameters))?;
         let parameters = &variables.parameters;
@@ -114,14 +116,15 @@ impl Rfd {
         Self::for_parameters(parameters(map), config)
     }
 
-    /// A step with gradients that were accumulated, clipped or otherwise made by the caller. `loss` is one number, the mean
-    /// over the batch that the gradients are the mean of; on a CUDA device it is read there, without waiting.
+    /// A step with gradients that were accumulated, clipped or otherwise made by the caller. `loss` is one
+    /// number, the mean over the batch that the gradients are the mean of; on a CUDA device it is read there,
+    /// without waiting.
     ///
     /// A loss or gradient that is not finite and a gradient of zero skip the step, see [`Rfd::report`].
     ///
     /// # Errors
-    /// Names the variable whose gradient has another shape, an unknown format or lies on another device; a loss that is not
-    /// one number; a learning rate that was refused. Nothing has changed then.
+    /// Names the variable whose gradient has another shape, an unknown format or lies on another device; a
+    /// loss that is not one number; a learning rate that was refused. Nothing has changed then.
     pub fn step_with_loss(&mut self, grads: &GradStore, loss: &Tensor) -> Result<()> {
         if let Some(rate) = self.refused {
             self.engine.set_multiplier(rate)?;
@@ -129,7 +132,8 @@ impl Rfd {
         self.engine.step(&self.variables, grads, loss)
     }
 
-    /// What the last step did, `None` before the first. On a CUDA device: the last step that it has finished; does not wait.
+    /// What the last step did, `None` before the first. On a CUDA device: the last step that it has finished;
+    /// does not wait.
     ///
     /// # Errors
     /// When the device failed.
@@ -183,8 +187,9 @@ impl Rfd {
         self.engine.set_group(index, group)
     }
 
-    /// Writes velocities, master weights and counts to a safetensors file, by way of a temporary one; not the variables,
-    /// which `VarMap::save` writes. Every other front end of the library reads the file. On a CUDA device it waits.
+    /// Writes velocities, master weights and counts to a safetensors file, by way of a temporary one; not the
+    /// variables, which `VarMap::save` writes. Every other front end of the library reads the file. On a CUDA
+    /// device it waits.
     ///
     /// # Errors
     /// When the file can't be written, or the device failed.
@@ -192,8 +197,8 @@ impl Rfd {
         self.engine.save_state(path.as_ref())
     }
 
-    /// Loads what [`Rfd::save_state`] wrote for variables of the same names, shapes and formats, in the same order. On an
-    /// error the optimizer is as it was.
+    /// Loads what [`Rfd::save_state`] wrote for variables of the same names, shapes and formats, in the same
+    /// order. On an error the optimizer is as it was.
     ///
     /// # Errors
     /// When the file can't be read, is damaged or is not for these variables; it says which one differs.
@@ -235,7 +240,8 @@ impl Optimizer for Rfd {
         )
     }
 
-    /// The multiplier of the step size, not the length of a step over the gradient's norm, which [`Rfd::report`] has.
+    /// The multiplier of the step size, not the length of a step over the gradient's norm, which
+    /// [`Rfd::report`] has.
     fn learning_rate(&self) -> f64 {
         self.engine.options().multiplier
     }

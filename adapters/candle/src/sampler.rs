@@ -10,15 +10,17 @@ use crate::error;
 use crate::host::host_loss;
 use crate::seeded_vars::SeededVars;
 
-/// The stream of a sample's generator, apart from those that a program draws other things from with the same seed.
+/// The stream of a sample's generator, apart from those that a program draws other things from with the same
+/// seed.
 const STREAM: u64 = 3;
 
-/// Builds a network anew for each sample and takes the loss and the squared gradient norm, in all and of each variable, on a
-/// fresh batch.
+/// Builds a network anew for each sample and takes the loss and the squared gradient norm, in all and of each
+/// variable, on a fresh batch.
 ///
-/// Three functions say what is trained. `build` makes the network, asking for its variables as for training. `batch`
-/// draws so many examples, all of its randomness from the generator, so that a run that was interrupted goes on from its cache
-/// with the same samples. `loss` is the mean loss over a batch as in training, still differentiable.
+/// Three functions say what is trained. `build` makes the network, asking for its variables as for training.
+/// `batch` draws so many examples, all of its randomness from the generator, so that a run that was
+/// interrupted goes on from its cache with the same samples. `loss` is the mean loss over a batch as in
+/// training, still differentiable.
 ///
 /// ```no_run
 /// use std::ops::ControlFlow;
@@ -31,11 +33,14 @@ const STREAM: u64 = 3;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let build = |vb: VarBuilder| candle_nn::linear(784, 10, vb);
-/// let batch = |size: usize, _rng: &mut _| -> candle_core::Result<(Tensor, Tensor)> { todo!("{size} examples") };
+/// let batch = |size: usize, _rng: &mut _| -> candle_core::Result<(Tensor, Tensor)> {
+///     todo!("{size} examples")
+/// };
 /// let loss = |network: &Linear, (images, labels): &(Tensor, Tensor)| {
 ///     candle_nn::loss::cross_entropy(&network.forward(images)?, labels)
 /// };
-/// let auto_fit = AutoFit { max_batch_size: Some(60_000), cache: Some("samples.csv".into()), ..AutoFit::default() };
+/// let cache = Some("samples.csv".into());
+/// let auto_fit = AutoFit { max_batch_size: Some(60_000), cache, ..AutoFit::default() };
 /// let mut sampler = NetworkSampler::new(DType::F32, &Device::Cpu, build, batch, loss, &auto_fit)?;
 /// let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
 /// Model::new(Family::SquaredExponential, fitted.moments())?.save("model.json".as_ref())?;
@@ -59,8 +64,8 @@ where
     Batch: FnMut(usize, &mut ChaCha8Rng) -> Result<Examples>,
     Loss: FnMut(&Network, &Examples) -> Result<Tensor>,
 {
-    /// Evaluates the network once, at the smallest batch size that `auto_fit` may ask for: the tensors are the variables that
-    /// have a gradient, not running averages and the like.
+    /// Evaluates the network once, at the smallest batch size that `auto_fit` may ask for: the tensors are
+    /// the variables that have a gradient, not running averages and the like.
     ///
     /// # Errors
     /// Those of the functions; a loss that is not one number; a network without any gradient.

@@ -13,8 +13,9 @@ use rand_distr::{Distribution, StandardNormal};
 
 use crate::parameter::Parameter;
 
-/// Named variables in the order in which a network asks for them, drawn from a generator of the caller's: the generator of
-/// candle's CPU device can't be seeded, so a [`VarMap`](candle_nn::VarMap) gives other variables in every run.
+/// Named variables in the order in which a network asks for them, drawn from a generator of the caller's: the
+/// generator of candle's CPU device can't be seeded, so a [`VarMap`](candle_nn::VarMap) gives other variables
+/// in every run.
 ///
 /// Numbers are drawn in f32 and converted to the variable's format.
 #[derive(Clone, Debug)]

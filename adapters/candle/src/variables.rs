@@ -18,7 +18,8 @@ pub(crate) struct Variables {
 }
 
 impl Variables {
-    /// An error for a variable that is strided, lies elsewhere than the first or shares its memory with another.
+    /// An error for a variable that is strided, lies elsewhere than the first or shares its memory with
+    /// another.
     pub fn new(parameters: Vec<Parameter>) -> Result<Self> {
         let mut places = HashMap::with_capacity(parameters.len());
         for (place, Parameter { name, var, .. }) in parameters.iter().enumerate() {
@@ -47,8 +48,8 @@ impl Variables {
 
     /// The gradients in the order of the variables, checked and contiguous; `None` where there is none.
     ///
-    /// One is copied where it is strided or lies in the memory of a variable, which the step is about to change; callers may
-    /// put such into a store, candle's backward pass does not. All others are borrowed.
+    /// One is copied where it is strided or lies in the memory of a variable, which the step is about to
+    /// change; callers may put such into a store, candle's backward pass does not. All others are borrowed.
     pub fn gradients(&self, grads: &GradStore) -> Result<Vec<Option<Tensor>>> {
         let gradient = |parameter: &Parameter| {
             let Some(grad) = grads.get(&parameter.var) else { return Ok(None) };

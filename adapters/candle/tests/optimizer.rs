@@ -1,4 +1,5 @@
-//! The optimizer as a user of candle meets it: errors that name the tensor, variables left alone, schedulers, states.
+//! The optimizer as a user of candle meets it: errors that name the tensor, variables left alone, schedulers,
+//! states.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Steps on candle variables against the library's on plain lists, bit for bit: any shapes, formats, options, memory layouts.
+//! Steps on candle variables against the library's on plain lists, bit for bit: any shapes, formats, options,
+//! memory layouts.
 
 mod common;
 
@@ -146,7 +147,8 @@ proptest! {
     fn steps_have_the_bits_of_the_library(
         cases in proptest::collection::vec(case(), 0..6),
         (method, options) in method(),
-        // Below and above the mean and the adaptive method's bound, and one that is not finite: that step is skipped by both.
+        // Below and above the mean and the adaptive method's bound, and one that is not finite: that step is
+        // skipped by both.
         losses in proptest::collection::vec(prop_oneof![6 => -1.0..4.0, 1 => Just(f64::NAN)], 1..4),
     ) {
         let mut values: Vec<Owned> =

@@ -1,6 +1,7 @@
-//! What the adapter costs the host beside the library's own call, for 200 tensors. On the fake driver of scripts/check-cust the
-//! launch runs the step before it returns; what the adapter adds, making and checking tensors, is there alone in `refused`, whose
-//! last tensor does not fit. Bare steps and the adapter's are checked to give the same bits.
+//! What the adapter costs the host beside the library's own call, for 200 tensors. On the fake driver of
+//! scripts/check-cust the launch runs the step before it returns; what the adapter adds, making and checking
+//! tensors, is there alone in `refused`, whose last tensor does not fit. Bare steps and the adapter's are
+//! checked to give the same bits.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -55,7 +56,8 @@ impl Pair {
             .map(|(param, grad)| DeviceTensor::new(address(param), address(grad), DType::F32))
             .collect();
         let input = DeviceInput::new(DeviceLoss::Host(2.0));
-        // SAFETY: the buffers are of this context, no other stream uses them, and they live until after the benchmark.
+        // SAFETY: the buffers are of this context, no other stream uses them, and they live until after the
+        // benchmark.
         unsafe { self.bare.step(&tensors, &input, stream(&self.stream)) }.unwrap();
     }
 

@@ -16,8 +16,8 @@ use rfdescent_cust::{Input, Optimizer, Tensor};
 
 const WEIGHTS: usize = 64;
 
-/// Mean loss of a random batch and its gradient: a bounded regression, to find the weights whose products with the inputs have the
-/// signs that the targets have. At the true weights the mean loss is 0.43.
+/// Mean loss of a random batch and its gradient: a bounded regression, to find the weights whose products
+/// with the inputs have the signs that the targets have. At the true weights the mean loss is 0.43.
 fn evaluate(weights: &[f32], batch_size: u64, rng: &mut StdRng) -> (f32, Vec<f32>) {
     let norm = weights.iter().map(|w| w * w).sum::<f32>().sqrt();
     let (mut loss, mut gradient) = (0.0, vec![0.0; weights.len()]);
@@ -71,8 +71,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         gradient.copy_from(&values)?;
         loss.copy_from(&value)?;
         let tensors = [Tensor::new(&mut weights, &gradient)];
-        // SAFETY: the buffers are of the context above, no other stream uses them, and they are kept to the end. With
-        // gradients from kernels of this stream, `step` would do the same without waiting.
+        // SAFETY: the buffers are of the context above, no other stream uses them, and they are kept to the
+        // end. With gradients from kernels of this stream, `step` would do the same without waiting.
         let report = unsafe { optimizer.step_and_wait(&tensors, &Input::new(&loss), &stream)? };
         first.get_or_insert(report.loss);
         if step % 20 == 0 {

@@ -9,12 +9,12 @@ use cust::sys::{self, CUcontext, CUresult};
 use rfdescent::device::{Device, Stream};
 use rfdescent::{Error, Result};
 
-/// The device of the calling thread's current context, with the library's kernels loaded. The first call takes as long as the
-/// driver needs to compile them; keep the result.
+/// The device of the calling thread's current context, with the library's kernels loaded. The first call
+/// takes as long as the driver needs to compile them; keep the result.
 ///
 /// # Errors
-/// [`Error::Device`] when no context is current, when it is not the device's primary one, or when the device can't be used,
-/// with the remedy.
+/// [`Error::Device`] when no context is current, when it is not the device's primary one, or when the device
+/// can't be used, with the remedy.
 pub fn device() -> Result<Device> {
     let mut current: CUcontext = ptr::null_mut();
     // SAFETY: one handle is written. Before cust is initialised the driver returns an error.
@@ -38,7 +38,8 @@ pub fn device() -> Result<Device> {
     rfdescent::cuda::device(ordinal(device)?)
 }
 
-/// The stream as the library's own calls take it. The cust stream must live as long as work is queued by way of the result.
+/// The stream as the library's own calls take it. The cust stream must live as long as work is queued by way
+/// of the result.
 pub fn stream(stream: &cust::stream::Stream) -> Stream {
     Stream::from_raw(stream.as_inner().expose_provenance() as u64)
 }
@@ -46,14 +47,14 @@ pub fn stream(stream: &cust::stream::Stream) -> Stream {
 /// The handle of a device's primary context, which is the same for everybody as long as anybody retains it.
 fn primary_context(device: CustDevice) -> Result<CUcontext> {
     let mut primary: CUcontext = ptr::null_mut();
-    // SAFETY: the device comes from the driver; one handle is written. `cust::context::Context::new` would do the same but
-    // make the context current as well.
+    // SAFETY: the device comes from the driver; one handle is written. `cust::context::Context::new` would do
+    // the same but make the context current as well.
     let status = unsafe { sys::cuDevicePrimaryCtxRetain(&mut primary, device.as_raw()) };
     if status != CUresult::CUDA_SUCCESS {
         return Err(Error::Device(format!("the device's primary context: {status:?}")));
     }
-    // SAFETY: retained above. Where this was the only use of it, it is not the current context either, and only the handle
-    // is compared.
+    // SAFETY: retained above. Where this was the only use of it, it is not the current context either, and
+    // only the handle is compared.
     let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(device.as_raw()) };
     Ok(primary)
 }

@@ -15,8 +15,8 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer on the device of the current context; the method is a fitted [`Model`](rfdescent::covariance::Model) or
-    /// [`Adaptive`](rfdescent::optimizer::Adaptive).
+    /// An optimizer on the device of the current context; the method is a fitted
+    /// [`Model`](rfdescent::covariance::Model) or [`Adaptive`](rfdescent::optimizer::Adaptive).
     ///
     /// # Errors
     /// As [`device`] and [`DeviceOptimizer::new`].
@@ -24,16 +24,18 @@ impl Optimizer {
         Ok(DeviceOptimizer::new(method, options, specs, &device()?)?.into())
     }
 
-    /// Queues one step on the stream. Nothing waits, so that it can be captured in a graph like a step of the library.
+    /// Queues one step on the stream. Nothing waits, so that it can be captured in a graph like a step of the
+    /// library.
     ///
     /// # Safety
-    /// The borrow ends when this returns, but the work has not: buffers and numbers must not be freed, parameters not be used
-    /// and gradients not be written by other work, nor the stream be dropped, until the stream has done the step (for a
-    /// captured one: its last replay). All must be of this optimizer's device, made with its primary context current.
+    /// The borrow ends when this returns, but the work has not: buffers and numbers must not be freed,
+    /// parameters not be used and gradients not be written by other work, nor the stream be dropped, until
+    /// the stream has done the step (for a captured one: its last replay). All must be of this optimizer's
+    /// device, made with its primary context current.
     ///
     /// # Errors
-    /// [`Error::Tensor`] names a tensor of another length or format than its spec; else as [`DeviceOptimizer::step`]. Nothing
-    /// has changed then.
+    /// [`Error::Tensor`] names a tensor of another length or format than its spec; else as
+    /// [`DeviceOptimizer::step`]. Nothing has changed then.
     pub unsafe fn step(&mut self, tensors: &[Tensor<'_>], input: &Input<'_>, stream: &Stream) -> Result<()> {
         let tensors = self.checked(tensors)?;
         // SAFETY: lengths and formats are checked, the caller vouches for the rest.
@@ -43,8 +45,9 @@ impl Optimizer {
     /// Takes one step and waits for it; what it did.
     ///
     /// # Safety
-    /// No other stream may use parameters or write gradients meanwhile, and all buffers and numbers must be of this
-    /// optimizer's device, made with its primary context current. That they live long enough is what the borrow says.
+    /// No other stream may use parameters or write gradients meanwhile, and all buffers and numbers must be
+    /// of this optimizer's device, made with its primary context current. That they live long enough is what
+    /// the borrow says.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::Device`] with what the driver reports while waiting.

@@ -8,10 +8,11 @@ use rfdescent::{DType, Error, Result};
 
 use crate::element::Element;
 
-/// A parameter and its gradient, borrowed from buffers of cust; a `DeviceBuffer` is taken as the `DeviceSlice` it derefs to.
+/// A parameter and its gradient, borrowed from buffers of cust; a `DeviceBuffer` is taken as the
+/// `DeviceSlice` it derefs to.
 ///
-/// The borrow keeps the buffers from being freed or used while the tensor lives, as far as cust does: it lets a `DeviceSlice` be
-/// copied out of its buffer.
+/// The borrow keeps the buffers from being freed or used while the tensor lives, as far as cust does: it lets
+/// a `DeviceSlice` be copied out of its buffer.
 ///
 /// ```compile_fail
 /// # fn f(mut weight: cust::memory::DeviceBuffer<f32>, gradient: cust::memory::DeviceBuffer<f32>) {

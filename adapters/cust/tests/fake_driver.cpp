@@ -1,5 +1,5 @@
-// What cust calls beside the functions of tests/fake_cuda/driver.cpp, of which these are made. Only for programs that are linked
-// with both: scripts/check-cust.
+// What cust calls beside the functions of tests/fake_cuda/driver.cpp, of which these are made. Only for
+// programs that are linked with both: scripts/check-cust.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-//! Steps on buffers of cust, bit for bit against the library's CPU optimizer, and what is refused. On a GPU or on the fake
-//! driver of scripts/check-cust, whose GPU is the CPU.
+//! Steps on buffers of cust, bit for bit against the library's CPU optimizer, and what is refused. On a GPU
+//! or on the fake driver of scripts/check-cust, whose GPU is the CPU.
 
 mod support;
 

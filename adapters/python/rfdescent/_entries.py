@@ -1,7 +1,14 @@
-"""A parameter's entry of a state that is loaded: what it may hold."""
+"""A parameter's entry of a state, as PyTorch saves it: what it may hold.
+
+What the adaptive method remembers has a key for each number, such as ``history.loss``, with a tensor of no
+dimension. Every way to save takes them: torch.save with weights_only=True, and torch.distributed.checkpoint,
+whose flattened states must have tensors right in the entry, not in a dict there. A number that gets another
+name in the library is missed when an older state is loaded, never taken for another one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +19,38 @@ from . import sharded
 from ._state import History
 from ._tensors import FORMATS
 
-__all__ = ["load_entry"]
+__all__ = ["OF_TENSOR", "SHARED", "kept_numbers", "load_entry", "named_numbers"]
+
+# What keys of numbers begin with: of those that all tensors share, and those of one tensor.
+SHARED = "history"
+OF_TENSOR = "tensor_history"
+
+# States of the first release have all numbers in one tensor, in this order.
+_FIRST_RELEASE = {
+    SHARED: (
+        *("loss", "loss_rest", "factor", "last", "promised", "promised_before", "squares", "squares_before"),
+        *("steps", "sum", "sum_before", "windows"),
+    ),
+    OF_TENSOR: ("average_rest", "squares", "squares_rest"),
+}
+
+
+def named_numbers(kind: str, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """As they are in an entry."""
+    return {
+        f"{kind}.{name}": torch.tensor(number, dtype=torch.float64, device="cpu")
+        for name, number in numbers.items()
+    }
+
+
+def kept_numbers(entry: Mapping[str, Any], kind: str) -> dict[str, float] | None:
+    """The opposite: those of an optimizer's own entry; None when it has none."""
+    if kind in entry:
+        # A pickled optimizer of the first release.
+        return dict(zip(_FIRST_RELEASE[kind], entry[kind].tolist()))
+    start = f"{kind}."
+    found = {key.removeprefix(start): float(value) for key, value in entry.items() if key.startswith(start)}
+    return found or None
 
 
 def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) -> dict[str, Any]:
@@ -41,19 +79,45 @@ def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) 
         # Whose it is may go on changing it.
         entry[kind] = values.clone()
     if fresh is not None:
-        for kind, like in (("history", fresh.shared), ("tensor_history", fresh.tensors[0])):
-            values = saved.get(kind)
-            if values is None:
-                continue
-            _check_dense(name, kind, values)
-            if values.shape != like.shape:
-                raise ValueError(
-                    f"tensor `{name}`: its saved {kind} has shape {tuple(values.shape)}, not "
-                    f"{tuple(like.shape)}; load it with the release that saved it"
-                )
-            _check_finite(name, kind, values)
-            entry[kind] = values.to("cpu", torch.float64, copy=True)
+        for kind, known in ((SHARED, fresh.shared), (OF_TENSOR, fresh.tensors[0])):
+            entry |= named_numbers(kind, _saved_numbers(name, kind, saved, known))
     return entry
+
+
+def _saved_numbers(
+    name: str, kind: str, saved: Mapping[Any, Any], known: Mapping[str, float]
+) -> dict[str, float]:
+    """Those of a saved entry, all that are known or none."""
+    given: dict[str, Any]
+    if (together := saved.get(kind)) is not None:
+        names = _FIRST_RELEASE[kind]
+        _check_dense(name, kind, together)
+        if together.shape != (len(names),):
+            raise ValueError(
+                f"tensor `{name}`: its saved {kind} has shape {tuple(together.shape)}, not ({len(names)},); "
+                "load it with the release that saved it"
+            )
+        given = dict(zip(names, together.tolist()))
+    else:
+        start = f"{kind}."
+        given = {str(key).removeprefix(start): v for key, v in saved.items() if str(key).startswith(start)}
+    if given and given.keys() != known.keys():
+        lacking, unknown = sorted(known.keys() - given), sorted(given.keys() - known)
+        problem = f"lacks {kind}.{lacking[0]}" if lacking else f"has {kind}.{unknown[0]}, which is not known"
+        raise ValueError(
+            f"tensor `{name}`: its saved state {problem}; load it with the release that saved it"
+        )
+    return {key: _number(name, f"{kind}.{key}", value) for key, value in given.items()}
+
+
+def _number(name: str, key: str, given: Any) -> float:
+    try:
+        number = float(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"tensor `{name}`: its saved {key} is {given!r}; it must be a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"tensor `{name}`: its saved {key} is not finite; load an older state")
+    return number
 
 
 def _check_dense(name: str, kind: str, values: Any) -> None:

@@ -23,7 +23,7 @@ class Numbers(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """RFD as published, with the handle of a fitted model."""
+    """The fitted method, RFD as its authors published it, with the handle of a model."""
 
     model: Any
     mode: str

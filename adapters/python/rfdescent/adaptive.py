@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._descent import Descent, check_type, number
+from ._descent import Descent
 from ._engine import Engine, StepReport
+from ._groups import check_type, number
 from ._methods import ANISOTROPIES, Adaptive
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ class AdaptiveRFD(Descent):
         **Descent._NOT_OF_GROUPS,
         "anisotropy": "holds for all groups: give it to the optimizer",
         "loss_bound": "holds for all groups: give it to the optimizer",
-        "momentum": "is for RFD as published: leave it out, gradients are averaged already",
+        "momentum": "is for RFD, the fitted method: leave it out, gradients are averaged already",
         **dict.fromkeys(
             ("b_size_inv", "batch_size", "conservatism", "covariance_model", "mode"),
-            "is for RFD as published: leave it out",
+            "is for RFD, the fitted method: leave it out",
         ),
     }
     _SIGNS = ("averaging",)

@@ -1,4 +1,4 @@
-"""Random Function Descent as published, as an optimizer of PyTorch."""
+"""The fitted method, Random Function Descent as its authors published it, as an optimizer of PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numbers
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._descent import Descent, check_type, number
+from ._descent import Descent
+from ._groups import check_type, number
 from ._methods import MODES, Fitted
 from .covariance import IsotropicCovariance
 
@@ -22,7 +23,7 @@ class RFD(Descent):
 
     All groups share one gradient norm, one model and one step size; groups may scale it. A step is all or
     nothing: with a loss or gradient that is not finite, a zero gradient or a positive ``found_inf`` of a
-    gradient scaler nothing changes, and `last_step` says why. On the CPU a step returns when it is done. On a
+    gradient scaler nothing changes, and `report` says why. On the CPU a step returns when it is done. On a
     CUDA device it is queued on the current stream and nothing waits for it, so that it can be captured in a
     CUDA graph; take one step before capturing.
 
@@ -39,7 +40,7 @@ class RFD(Descent):
         Multiplies the step size; for schedulers. May differ between groups.
     b_size_inv : float
         1/b when loss and gradients are means over b examples: steps then allow for the noise of the batch
-        (S-RFD). The default 0 is RFD as published, which takes them as noiseless.
+        (S-RFD). The default 0 takes them as noiseless, as the authors of RFD do.
     conservatism : float
         In [0, 1): minimises not the expectation of the cost but an upper bound of it.
     norm_lock : bool

@@ -96,7 +96,7 @@ def set_grads(here, there, scale=1.0):
 
 def check(here, there, cpu, device):
     """Bitwise the same."""
-    a, b = cpu.last_step, device.synchronize()
+    a, b = cpu.report, device.wait_report()
     assert a == b, (a, b)
     for p, q in zip(here, there, strict=True):
         assert torch.equal(p, q.as_subclass(torch.Tensor))
@@ -135,7 +135,7 @@ def scaled():
             optimizer.step(loss=place(torch.tensor(2.0)))
             del optimizer.grad_scale, optimizer.found_inf
         check(here, there, cpu, device)
-    assert (device.last_step.applied_steps, device.last_step.skipped_steps) == (2, 1)
+    assert (device.report.applied_steps, device.report.skipped_steps) == (2, 1)
 
 
 def graph():
@@ -190,9 +190,9 @@ def sharded_steps():
             optimizer.grad_scale = optimizer.found_inf = None
         check(here, there, cpu, device)
     square = sum(float(p.grad.double().square().sum()) for p in here)
-    assert math.isclose(device.last_step.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
-    assert device.last_step.loss == 2.25
-    assert (device.last_step.applied_steps, device.last_step.skipped_steps) == (3, 1)
+    assert math.isclose(device.report.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
+    assert device.report.loss == 2.25
+    assert (device.report.applied_steps, device.report.skipped_steps) == (3, 1)
 
 
 def from_address(memory, device):

@@ -16,6 +16,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from rfdescent import RFD, AdaptiveRFD
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+# The fields of RfdHistory and RfdTensorHistory.
+SHARED_NUMBERS = (
+    *("loss", "loss_rest", "factor", "last", "steps", "windows", "sum", "squares", "promised"),
+    *("sum_before", "squares_before", "promised_before"),
+)
+TENSOR_NUMBERS = ("squares", "squares_rest", "average_rest")
 
 
 def network(dtype=torch.float32):
@@ -69,16 +75,16 @@ def test_float64_reference(averaging, anisotropy, settings, dtype):
         expected_before = [p.clone() for group in reference.groups for p in group["params"]]
         rate = reference.step(loss, [[p.grad for p in part] for part in halves])
         optimizer.step(loss=loss)
-        assert optimizer.last_step.outcome == "applied"
+        assert optimizer.report.outcome == "applied"
         largest = max(group["lr"] for group in optimizer.param_groups)
-        assert optimizer.last_step.learning_rate == pytest.approx(rate * largest, rel=64 * unit + 1e-13)
+        assert optimizer.report.learning_rate == pytest.approx(rate * largest, rel=64 * unit + 1e-13)
         expected = [p for group in reference.groups for p in group["params"]]
         for p, q, old, expected_old in zip(params, expected, before, expected_before, strict=True):
             moved, right = p.detach().double() - old, q - expected_old
             bound = (64 * unit + 1e-13) * right.abs().max() + 2 * unit * max(float(old.abs().max()), 1.0)
             # Weight decay is of a parameter that has an error of its own.
             assert (moved - right).abs().max() <= bound + 0.1 * (old - expected_old).abs().max()
-    assert optimizer.last_step.applied_steps == 72
+    assert optimizer.report.applied_steps == 72
     assert reference.trust() < 1
 
 
@@ -117,7 +123,7 @@ def test_its_cost_may_have_another_lower_bound():
             loss = model(x).square().mean() + bound
             loss.backward()
             optimizer.step(loss=loss)
-        assert optimizer.last_step.outcome == "applied"
+        assert optimizer.report.outcome == "applied"
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(p, q, rtol=1e-9, atol=1e-9)
 
@@ -133,8 +139,8 @@ def test_a_loss_below_the_bound():
             optimizer.step(loss=loss)
     (warning,) = caught
     assert "below loss_bound = 0.0" in str(warning.message)
-    assert optimizer.last_step.outcome == "loss_below_bound"
-    assert (optimizer.last_step.applied_steps, optimizer.last_step.skipped_steps) == (1, 2)
+    assert optimizer.report.outcome == "loss_below_bound"
+    assert (optimizer.report.applied_steps, optimizer.report.skipped_steps) == (1, 2)
     assert all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
 
 
@@ -153,12 +159,12 @@ def test_gradient_scaler(unscale):
             scaler.unscale_(other)
         scaler.step(other, loss=loss)
         scaler.update()
-        assert one.last_step == other.last_step
+        assert one.report == other.report
     assert equal(plain, scaled)
     other.zero_grad()
     scaler.scale(scaled(x).square().mean() * math.inf).backward()
     scaler.step(other, loss=loss)
-    assert other.last_step.outcome == "found_inf"
+    assert other.report.outcome == "found_inf"
     assert equal(plain, scaled)
 
 
@@ -190,8 +196,8 @@ def test_going_on_is_the_same(dtype, options, copied):
     train(model, optimizer, 20, first=37)
     train(other, resumed, 20, first=37)
     assert equal(model, other)
-    assert resumed.last_step == optimizer.last_step
-    assert resumed.last_step.applied_steps == 57
+    assert resumed.report == optimizer.report
+    assert resumed.report.applied_steps == 57
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -204,7 +210,7 @@ def test_copies_of_the_optimizer(copied, steps):
     train(model, optimizer, 2, first=steps)
     train(other, resumed, 2, first=steps)
     assert equal(model, other)
-    assert resumed.last_step == optimizer.last_step
+    assert resumed.report == optimizer.report
 
 
 def test_contents():
@@ -212,7 +218,9 @@ def test_contents():
     optimizer = AdaptiveRFD(model.named_parameters(), master_weights=True)
     fresh = optimizer.state_dict()["state"]
     # The same tensors before the first step: what is loaded into them finds its place.
-    kinds = {"step", "skipped", "velocity", "master", "history", "tensor_history"}
+    shared = {f"history.{name}" for name in SHARED_NUMBERS}
+    own = {f"tensor_history.{name}" for name in TENSOR_NUMBERS}
+    kinds = {"step", "skipped", "velocity", "master", *shared, *own}
     assert all(set(entry) == kinds for entry in fresh.values())
     train(model, optimizer, 1)
     state = optimizer.state_dict()["state"]
@@ -221,13 +229,15 @@ def test_contents():
             key: (value.shape, value.dtype) for key, value in before.items()
         }
         assert torch.equal(entry["velocity"], -p.grad.float())
-        assert torch.equal(entry["history"], state[0]["history"])
-        # The average of squared norms is among a tensor's numbers, with the weight of a first one.
+        assert all(entry[key] == state[0][key] for key in shared)
+        # The weight of a first one in an average.
         square = 0.1 * float(p.grad.double().square().sum())
-        assert any(float(number) == pytest.approx(square, rel=1e-12) for number in entry["tensor_history"])
+        assert float(entry["tensor_history.squares"]) == pytest.approx(square, rel=1e-12)
+        assert float(entry["history.loss"]) == pytest.approx(0.1 * optimizer.report.loss, rel=1e-12)
+        assert float(entry["history.last"]) == optimizer.report.loss
     # Loading what no step has changed is no state at all.
     optimizer.load_state_dict({"state": fresh, "param_groups": optimizer.state_dict()["param_groups"]})
-    assert optimizer.last_step.applied_steps == 0
+    assert optimizer.report.applied_steps == 0
 
 
 def test_distributed_checkpoint(tmp_path):
@@ -261,7 +271,7 @@ def test_states_are_of_one_method(cov):
         other.load_state_dict(adaptive.state_dict())
     assert other.param_groups[0]["averaging"] == 0.5
     train(model, adaptive, 1)
-    assert adaptive.last_step.applied_steps == 2
+    assert adaptive.report.applied_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,12 @@ def test_states_are_of_one_method(cov):
     [
         ("history", torch.zeros(3), r"saved history has shape \(3,\)"),
         ("history", [0.0], r"saved history is \[0.0\]"),
-        ("tensor_history", torch.full((3,), torch.nan), "saved tensor_history is not finite"),
+        ("history.loss", [0.0, 1.0], r"saved history.loss is \[0.0, 1.0\]; it must be a number"),
+        ("history.loss", torch.zeros(2), r"saved history.loss is tensor\("),
+        ("history.loss", torch.tensor(math.nan), "saved history.loss is not finite"),
+        ("history.surprise", torch.tensor(0.0), "saved state has history.surprise, which is not known"),
+        ("tensor_history.squares", None, "saved tensor_history.squares is None"),
+        ("tensor_history", torch.full((3,), torch.nan), "saved tensor_history.average_rest is not finite"),
         ("tensor_history", torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
         ("velocity", torch.full((5, 7), torch.inf), "saved velocity is not finite"),
     ],
@@ -283,7 +298,7 @@ def test_a_damaged_state(key, value, message):
     with pytest.raises(ValueError, match=f"tensor `0.weight`.*{message}"):
         optimizer.load_state_dict(damaged)
     train(model, optimizer, 1)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2
 
 
 def test_groups_added_later():
@@ -298,7 +313,7 @@ def test_groups_added_later():
     optimizer.add_param_group({"params": [c], "lr": 0.5})
     optimizer.param_groups[0]["params"].reverse()
     after = optimizer.state_dict()["state"]
-    for key in ("velocity", "tensor_history"):
+    for key in ("velocity", *(f"tensor_history.{name}" for name in TENSOR_NUMBERS)):
         assert torch.equal(before[0][key], after[1][key])
         assert torch.equal(before[1][key], after[0][key])
     c.grad = torch.ones_like(c)
@@ -306,28 +321,32 @@ def test_groups_added_later():
     optimizer.step(loss=2.0)
     # c's first gradient is a's average; its rate is half.
     assert torch.allclose(c.detach(), 0.5 * (a.detach() - moved), rtol=1e-12)
-    assert optimizer.last_step.applied_steps == 10
+    assert optimizer.report.applied_steps == 10
+
+
+def history(optimizer, index):
+    entry = optimizer.state_dict()["state"][index]
+    return {key: float(value) for key, value in entry.items() if key.startswith("tensor_history.")}
 
 
 def test_a_parameter_that_is_resized():
     """What was known of its gradients goes with its velocity."""
     p, q = (torch.nn.Parameter(torch.ones(4, dtype=torch.float64)) for _ in range(2))
     optimizer = AdaptiveRFD([("p", p), ("q", q)])
-    fresh = optimizer.state_dict()["state"][0]["tensor_history"]
+    fresh = history(optimizer, 0)
     for _ in range(3):
         p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
         optimizer.step(loss=2.0)
-    known = optimizer.state_dict()["state"][1]["tensor_history"]
+    known = history(optimizer, 1)
     p.grad = None
     p.data = torch.cat([p.data, p.data])
     with pytest.warns(UserWarning, match=r"`p` has shape \(8,\) now but its velocity \(4,\)"):
-        state = optimizer.state_dict()["state"]
-    assert torch.equal(state[0]["tensor_history"], fresh)
-    assert torch.equal(state[1]["tensor_history"], known)
+        assert history(optimizer, 0) == fresh
+    assert history(optimizer, 1) == known
     p.grad = torch.ones_like(p)
     with pytest.warns(UserWarning, match=r"`p` has shape"):
         optimizer.load_state_dict(optimizer.state_dict()) or optimizer.step(loss=2.0)
-    assert optimizer.last_step.applied_steps == 4
+    assert optimizer.report.applied_steps == 4
 
 
 @pytest.mark.parametrize(

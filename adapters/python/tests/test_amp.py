@@ -56,7 +56,7 @@ def test_norms_beyond_the_range_of_half_precision(cov, dtype, options):
     optimizer = RFD([p], covariance_model=cov, **options)
     optimizer.step(loss=2.5)
     norm = 2 * float(p.grad[0])
-    assert optimizer.last_step.grad_norm == norm
+    assert optimizer.report.grad_norm == norm
     assert p.tolist() == pytest.approx([-cov.step_size(2.5, norm) / 2] * 4, rel=2 * torch.finfo(dtype).eps)
 
 
@@ -77,7 +77,7 @@ def test_autocast(cov, dtype):
     for _ in range(50):
         last = float(optimizer.step(closure).detach())
     assert last < first
-    assert optimizer.last_step.applied_steps == 51
+    assert optimizer.report.applied_steps == 51
 
 
 def scaled_and_plain(cov, **options):
@@ -108,7 +108,7 @@ def test_gradient_scaler(cov, unscale, options):
             scaler.unscale_(other)
         assert scaler.step(other, loss=loss) is loss
         scaler.update()
-        assert one.last_step == other.last_step
+        assert one.report == other.report
     assert scaler.get_scale() == 2.0**12
     for p, q in zip(plain.parameters(), scaled.parameters(), strict=True):
         assert torch.equal(p, q)
@@ -129,7 +129,7 @@ def test_gradient_scaler_skips(cov, unscale):
         scaler.unscale_(optimizer)
     scaler.step(optimizer, loss=loss)
     scaler.update()
-    assert optimizer.last_step.outcome == "found_inf"
+    assert optimizer.report.outcome == "found_inf"
     assert scaler.get_scale() == 2.0**9
     assert all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
 
@@ -148,10 +148,10 @@ def test_found_inf_is_a_sum_over_devices(cov):
     p.grad = torch.ones(2)
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(2.0), torch.tensor(4.0)
     optimizer.step(loss=1.0)
-    assert optimizer.last_step.outcome == "found_inf"
+    assert optimizer.report.outcome == "found_inf"
     optimizer.found_inf = torch.tensor(0.0)
     optimizer.step(loss=1.0)
-    assert optimizer.last_step.grad_norm == math.sqrt(2) / 4
+    assert optimizer.report.grad_norm == math.sqrt(2) / 4
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -179,7 +179,7 @@ def test_parameters_written_to_between_steps(cov, dtype, write):
     p.grad[1] = 0
     optimizer.step(loss=2.0)
     state = optimizer.state_dict()["state"][0]
-    rate = optimizer.last_step.learning_rate
+    rate = optimizer.report.learning_rate
     assert torch.equal(p, state["master"].to(dtype))
     # A float32 rounding of the parameter and of the update.
     expected = torch.tensor([float(kept[0]), float(written[1])]) + rate * state["velocity"]
@@ -195,8 +195,8 @@ def test_weights_loaded_between_steps(cov, dtype):
     optimizer.step(loss=2.0)
     model.load_state_dict(other.state_dict())
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.applied_steps == 2
-    rate = optimizer.last_step.learning_rate
+    assert optimizer.report.applied_steps == 2
+    rate = optimizer.report.learning_rate
     for p, q, entry in zip(
         model.parameters(), other.parameters(), optimizer.state_dict()["state"].values(), strict=True
     ):

@@ -72,7 +72,7 @@ def test_the_bits_of_the_cpu(cov, options):
         loss = torch.tensor(2.5 - k / 10)
         cpu.step(loss=loss)
         device.step(loss=loss.cuda())
-    assert device.synchronize() == cpu.last_step
+    assert device.wait_report() == cpu.report
     for p, q in zip(here.parameters(), there.parameters(), strict=True):
         assert torch.equal(p, q.cpu())
     device.load_state_dict(cpu.state_dict())
@@ -93,7 +93,7 @@ def test_nothing_waits(cov):
             optimizer.step(loss=loss)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert optimizer.synchronize().applied_steps == 3
+    assert optimizer.wait_report().applied_steps == 3
 
 
 @gpu
@@ -119,7 +119,7 @@ def test_cuda_graph(cov):
         device.push_settings()
         graph.replay()
         cpu.step(loss=2.0 - k / 4)
-        assert device.synchronize() == cpu.last_step
+        assert device.wait_report() == cpu.report
     for p, q in zip(here.parameters(), there.parameters(), strict=True):
         assert torch.equal(p, q.cpu())
 
@@ -138,5 +138,5 @@ def test_gradient_scaler(cov):
             next(model.parameters()).grad.fill_(float("inf"))
         scaler.step(optimizer, loss=loss)
         scaler.update()
-    report = optimizer.synchronize()
+    report = optimizer.wait_report()
     assert (report.applied_steps, report.skipped_steps) == (2, 1)

@@ -45,7 +45,7 @@ def test_compiled(cov, what, adaptive):
     for _ in range(4):
         train(plain, optimizers[0], x, y)
         fast(wrapped, optimizers[1], x, y)
-    assert optimizers[1].last_step.applied_steps == 4
+    assert optimizers[1].report.applied_steps == 4
     for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
         # The traced decomposition may round differently in float32.
         assert torch.allclose(p, q, rtol=1e-4, atol=1e-5)
@@ -97,7 +97,7 @@ def test_lightning(cov, tmp_path, automatic, precision):
     module = Module(cov, automatic)
     trainer = fit(module, tmp_path, precision=precision)
     optimizer = trainer.optimizers[0]
-    assert optimizer.last_step.applied_steps == 12
+    assert optimizer.report.applied_steps == 12
     assert sum(module.losses[-4:]) < sum(module.losses[:4])
     if precision == "32-true":
         # The same steps without Lightning.
@@ -125,7 +125,7 @@ def test_lightning_resumes(cov, tmp_path):
     trainer.save_checkpoint(tmp_path / "checkpoint.ckpt")
     rest = Module(cov, True)
     trainer = fit(rest, tmp_path / "rest", epochs=4, checkpoint=tmp_path / "checkpoint.ckpt")
-    assert trainer.optimizers[0].last_step.applied_steps == 16
+    assert trainer.optimizers[0].report.applied_steps == 16
     assert math.isfinite(rest.losses[-1])
     for p, q in zip(whole.net.parameters(), rest.net.parameters(), strict=True):
         assert torch.equal(p, q)

@@ -41,7 +41,7 @@ def check(params, grads, momentum):
         p.grad = g
     for _ in range(2):
         optimizer.step(loss=2.5)
-        if optimizer.last_step.outcome == "zero_gradient":
+        if optimizer.report.outcome == "zero_gradient":
             assert not any(g.any() for g in grads)
             return
         reference.step(2.5, [grads])
@@ -186,12 +186,12 @@ def test_gradients_of_another_format():
     p.grad = torch.tensor([1.0, 2.0, 2.0, 4.0])
     optimizer = RFD([p], covariance_model=COV)
     optimizer.step(loss=2.5)
-    assert optimizer.last_step.grad_norm == 5.0
+    assert optimizer.report.grad_norm == 5.0
     p.grad = None
     p.grad_dtype = torch.bfloat16
     p.grad = torch.tensor([0, 0, 2.0, 0], dtype=torch.bfloat16)
     optimizer.step(loss=2.5)
-    assert optimizer.last_step.grad_norm == 2.0
+    assert optimizer.report.grad_norm == 2.0
 
 
 def replaced(change, grad, **options):
@@ -225,7 +225,7 @@ def test_data_replaced_at_the_same_address(change, grad):
     reference = Reference([{"params": [p]}], COV)
     optimizer.step(loss=2.5)
     reference.step(2.5, [[grad]])
-    assert optimizer.last_step.grad_norm == pytest.approx(float(grad.double().norm()), rel=1e-12)
+    assert optimizer.report.grad_norm == pytest.approx(float(grad.double().norm()), rel=1e-12)
     expected = reference.groups[0]["params"][0]
     # Of one step: the parameter and its update are rounded.
     error = (p.detach().double() - expected).abs().max()
@@ -242,7 +242,7 @@ def test_a_large_parameter_cut_to_a_few_elements():
     p.data = p.data[:10]
     p.grad = torch.ones(10)
     optimizer.step(loss=2.5)
-    assert optimizer.last_step.grad_norm == pytest.approx(10**0.5, rel=1e-12)
+    assert optimizer.report.grad_norm == pytest.approx(10**0.5, rel=1e-12)
 
 
 def test_gradients_that_a_parameter_has_outgrown():

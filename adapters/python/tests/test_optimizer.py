@@ -112,11 +112,11 @@ def test_float64_reference(cov, settings, b_size_inv):
         largest = max(group["lr"] for group in optimizer.param_groups)
         # Norms are sums in float64, so only the norm lock's float32 parameters come into it, and not even
         # those.
-        assert optimizer.last_step.learning_rate == pytest.approx(rate * largest, rel=1e-12)
+        assert optimizer.report.learning_rate == pytest.approx(rate * largest, rel=1e-12)
         for group in optimizer.param_groups:
             assert group["learning_rate"] == pytest.approx(rate * group["lr"], rel=1e-12)
     assert_close(params, [p for group in reference.groups for p in group["params"]], steps, scale=4)
-    assert optimizer.last_step.applied_steps == steps
+    assert optimizer.report.applied_steps == steps
 
 
 def test_other_models_and_modes(cov):
@@ -136,15 +136,15 @@ def test_other_models_and_modes(cov):
         optimizer = RFD([p], covariance_model=model, batch_size=32)
         optimizer.step(loss=2.0)
         step = model.step_size(2.0, 5.0, b_size_inv=1 / 32)
-        assert optimizer.last_step.step_size == step
+        assert optimizer.report.step_size == step
         assert p.detach().norm() == pytest.approx(step, rel=1e-6)
     p.grad = torch.tensor([3.0, 0.0, 4.0, 0.0])
     optimizer = RFD([p], covariance_model=cov, mode="a-rfd")
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.learning_rate == pytest.approx(cov.asymptotic_learning_rate(0, 2.0), rel=1e-12)
+    assert optimizer.report.learning_rate == pytest.approx(cov.asymptotic_learning_rate(0, 2.0), rel=1e-12)
     optimizer = RFD([p], covariance_model=cov, max_step_size=0.25, lr=0.5)
     optimizer.step(loss=2.7)
-    assert optimizer.last_step.step_size == 0.25
+    assert optimizer.report.step_size == 0.25
 
 
 def test_refitting_the_model_counts(cov):
@@ -154,8 +154,8 @@ def test_refitting_the_model_counts(cov):
         cov.mean = mean
         p.grad = torch.ones(3)
         optimizer.step(loss=2.0)
-        assert optimizer.last_step.step_size == cov.step_size(2.0, math.sqrt(3))
-    assert optimizer.last_step.applied_steps == 2
+        assert optimizer.report.step_size == cov.step_size(2.0, math.sqrt(3))
+    assert optimizer.report.applied_steps == 2
     # Velocity 1, then 0.5 + 1.
     assert optimizer.state_dict()["state"][0]["velocity"].tolist() == [-1.5] * 3
 
@@ -172,7 +172,7 @@ def test_losses(cov):
         p.grad = torch.ones(3)
         p.data.zero_()
         assert optimizer.step(loss=loss) is loss
-        assert optimizer.last_step.loss == 2.5
+        assert optimizer.report.loss == 2.5
     assert optimizer.step(lambda: torch.tensor(2.25)) == 2.25
     # As Lightning's manual optimization calls it.
     assert optimizer.step(closure=lambda: None, loss=2.125) == 2.125
@@ -220,7 +220,7 @@ def test_skipped_steps_change_nothing(cov):
     for number, (outcome, spoil) in enumerate(cases.items(), 1):
         restore()
         optimizer.step(loss=spoil())
-        report = optimizer.last_step
+        report = optimizer.report
         assert (report.outcome, report.applied_steps, report.skipped_steps) == (outcome, 1, number)
         assert report.step_size == 0
         assert all(torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
@@ -240,7 +240,7 @@ def test_missing_gradients(cov, set_to_none):
         (2 + (0 if missing else unused.sum()) + used.square().sum()).backward()
         norm = sum(float(p.grad.double().square().sum()) for p in (used, unused) if p.grad is not None)
         optimizer.step(loss=2.0)
-        assert optimizer.last_step.grad_norm == pytest.approx(math.sqrt(norm), rel=1e-12)
+        assert optimizer.report.grad_norm == pytest.approx(math.sqrt(norm), rel=1e-12)
         assert torch.equal(before, unused) == missing
 
 
@@ -252,18 +252,18 @@ def test_groups_added_later(cov):
     optimizer.add_param_group({"params": [("second", second)], "lr": 0.1, "momentum": 0})
     first.grad, second.grad = torch.ones(3), torch.ones(2)
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2
     state = optimizer.state_dict()["state"]
     assert state[0]["velocity"].tolist() == [-1.5] * 3
     assert "velocity" not in state[1]
-    rate = optimizer.last_step.learning_rate
+    rate = optimizer.report.learning_rate
     assert second.tolist() == pytest.approx([-0.1 * rate] * 2, rel=1e-6)
     with pytest.raises(ValueError, match="momentum"):
         optimizer.add_param_group({"params": [("third", torch.nn.Parameter(torch.zeros(1)))], "momentum": 2})
     assert len(optimizer.param_groups) == 2
     first.grad, second.grad = torch.ones(3), torch.ones(2)
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.applied_steps == 3
+    assert optimizer.report.applied_steps == 3
 
 
 def test_schedulers(cov):
@@ -296,7 +296,7 @@ def test_schedulers(cov):
     optimizer.param_groups[1]["lr"] = 0.125
     p.grad, q.grad = torch.ones(2), torch.ones(2)
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.learning_rate == pytest.approx(full * 0.125)
+    assert optimizer.report.learning_rate == pytest.approx(full * 0.125)
 
 
 def test_hooks(cov):
@@ -308,7 +308,7 @@ def test_hooks(cov):
     optimizer.register_state_dict_pre_hook(lambda o: seen.append("state"))
     optimizer.register_state_dict_post_hook(lambda o, state: seen.append(sorted(state)))
     optimizer.register_load_state_dict_pre_hook(lambda o, state: seen.append("load"))
-    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.last_step.applied_steps))
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.report.applied_steps))
     optimizer.step(closure_of(model, optimizer, batch()))
     optimizer.load_state_dict(optimizer.state_dict())
     assert seen == ["pre", "post", "state", ["param_groups", "state"], "load", 1]
@@ -349,7 +349,7 @@ def test_gradient_accumulation(cov):
         total += loss.detach()
     optimizers[1].step(loss=total)
     assert optimizers[0].param_groups[0]["b_size_inv"] == 1 / 32
-    assert optimizers[0].last_step.step_size == pytest.approx(optimizers[1].last_step.step_size, rel=1e-5)
+    assert optimizers[0].report.step_size == pytest.approx(optimizers[1].report.step_size, rel=1e-5)
     # Two sums of 32 terms in float32, in another order.
     assert_close(parts.parameters(), list(whole.parameters()), steps=32)
 
@@ -364,7 +364,7 @@ def test_frozen_and_empty_parameters(cov):
     optimizer = RFD(params, covariance_model=cov, momentum=0.5, norm_lock=True)
     (params[2] + params[0].sum() + params[3].sum()).backward()
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.outcome == "applied"
+    assert optimizer.report.outcome == "applied"
     assert params[1].tolist() == [1, 1]
     assert params[2].item() == pytest.approx(1 - cov.step_size(2.0, 1.0), rel=1e-6)
     optimizer.load_state_dict(optimizer.state_dict())
@@ -383,13 +383,13 @@ def test_memory_that_moved(cov):
         optimizer.step(loss=2.0)
         reference.step(2.0, [[grad]])
     assert_close([p], reference.groups[0]["params"], steps=3, scale=10)
-    assert optimizer.last_step.applied_steps == 3
+    assert optimizer.report.applied_steps == 3
     p.grad = None
     p.data = p.data.double()
     p.grad = torch.ones_like(p)
     optimizer.step(loss=2.0)
     assert optimizer.state_dict()["state"][0]["velocity"].dtype is torch.float64
-    assert optimizer.last_step.applied_steps == 4
+    assert optimizer.report.applied_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -437,8 +437,8 @@ def test_settings_that_all_groups_share(cov):
         p.grad = torch.ones(2)
         optimizer.step(loss=2.0)
     expected = cov.step_size(2.0, math.sqrt(2), b_size_inv=1 / 64, conservatism=0.2)
-    assert optimizer.last_step.step_size == expected
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.step_size == expected
+    assert optimizer.report.applied_steps == 2
 
 
 def test_devices(cov):
@@ -482,7 +482,7 @@ def test_tied_and_overlapping_parameters(cov):
     model(torch.ones(1, 3)).sum().backward()
     norm = float(shared.weight.grad.norm())
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.grad_norm == pytest.approx(norm, rel=1e-6)
+    assert optimizer.report.grad_norm == pytest.approx(norm, rel=1e-6)
     base = torch.zeros(6)
     views = [("left", torch.nn.Parameter(base[:4])), ("right", torch.nn.Parameter(base[3:]))]
     optimizer = RFD(views, covariance_model=cov)
@@ -524,7 +524,7 @@ def test_groups_whose_parameters_change(cov, show):
         applied += 1
         listed = [p for group in optimizer.param_groups for p in group["params"]]
         norm = math.sqrt(sum(float(grads[p].square().sum()) for p in listed))
-        assert optimizer.last_step.grad_norm == pytest.approx(norm, rel=1e-12)
+        assert optimizer.report.grad_norm == pytest.approx(norm, rel=1e-12)
         for p in grads:
             expected[p] = 0.5 * expected[p] - grads[p] if p in set(listed) else torch.zeros(2)
         state = optimizer.state_dict()["state"] if show or applied == 6 else None
@@ -545,7 +545,7 @@ def test_groups_whose_parameters_change(cov, show):
     second.append(first.pop())
     check()
     moved = b.detach() - before
-    rate = optimizer.last_step.learning_rate * 0.5
+    rate = optimizer.report.learning_rate * 0.5
     assert moved.tolist() == pytest.approx((rate * expected[b]).tolist(), rel=1e-6)
     first[0] = c
     check()
@@ -603,7 +603,7 @@ def test_calls_without_a_loss(cov):
     assert p.tolist() == [1, 1]
     # What the scaler left is gone: gradients are not divided by a scale that they do not have.
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.grad_norm == pytest.approx(math.sqrt(2), rel=1e-12)
+    assert optimizer.report.grad_norm == pytest.approx(math.sqrt(2), rel=1e-12)
 
 
 @pytest.mark.parametrize("key", ["mode", "max_step_size", "master_weights", "batch_size", "length_scale"])

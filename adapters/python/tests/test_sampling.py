@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from rfdescent import Matern, SquaredExponential, sampling
+from rfdescent import Matern, SquaredExponential, _batches, _sampler, sampling
 
 # Quick, and loose enough to be reached with few samples.
 QUICK = {"tol": 0.6, "initial_budget": 1500, "progress": False, "max_batch_size": 400}
@@ -64,7 +64,7 @@ def moments(model) -> tuple:
 
 
 def sampler(factory=classifier, loss=F.cross_entropy, data=None):
-    return sampling._Sampler(factory, loss, sampling._batches(data or examples(), 0, None))
+    return _sampler.Sampler(factory, loss, _batches.batches_of(data or examples(), 0, None))
 
 
 def test_a_sample_is_the_loss_and_norm_of_a_fresh_model_on_a_shuffled_batch():

@@ -59,7 +59,7 @@ def train(model, optimizer, steps, data=batch, first=0):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step(loss=loss)
-        reports.append(optimizer.last_step)
+        reports.append(optimizer.report)
     return reports
 
 
@@ -128,8 +128,8 @@ def ddp_adaptive(_):
         for p in params:
             p.grad = torch.full_like(p, k + 1.0)
         optimizer.step(loss=2.0 + dist.get_rank())
-        assert optimizer.last_step.loss == 2.0 + (dist.get_world_size() - 1) / 2
-        check_equal_everywhere(optimizer.last_step)
+        assert optimizer.report.loss == 2.0 + (dist.get_world_size() - 1) / 2
+        check_equal_everywhere(optimizer.report)
     assert all(torch.equal(whole(p), params[0]) and not torch.equal(whole(p), values) for p in params)
 
 
@@ -142,16 +142,16 @@ def adaptive_skips(_):
     optimizer.step(loss=2.0)
     before = p.detach().clone()
     optimizer.step(loss=math.nan if one else 2.0)
-    assert optimizer.last_step.outcome == "non_finite_loss"
+    assert optimizer.report.outcome == "non_finite_loss"
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.outcome == "found_inf"
+    assert optimizer.report.outcome == "found_inf"
     p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
     error, text = (ValueError, "strides") if one else (RuntimeError, "process 1 failed.*strides")
     with pytest.raises(error, match=text):
         optimizer.step(loss=2.0)
     assert torch.equal(p, before)
-    check_equal_everywhere(optimizer.last_step)
+    check_equal_everywhere(optimizer.report)
 
 
 def adaptive_refuses(_):
@@ -246,9 +246,9 @@ def check_block(model, optimizer, sequence_data, **options):
             loss = net(x).square().mean() + 2
             loss.backward()
             opt.step(loss=loss)
-        check_equal_everywhere(optimizer.last_step)
-        assert optimizer.last_step.grad_norm == pytest.approx(alone.last_step.grad_norm, rel=1e-4)
-        assert optimizer.last_step.step_size == pytest.approx(alone.last_step.step_size, rel=1e-4)
+        check_equal_everywhere(optimizer.report)
+        assert optimizer.report.grad_norm == pytest.approx(alone.report.grad_norm, rel=1e-4)
+        assert optimizer.report.step_size == pytest.approx(alone.report.step_size, rel=1e-4)
     for (name, p), q in zip(model.named_parameters(), single.parameters(), strict=True):
         assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4), name
 
@@ -294,7 +294,7 @@ def half_precision(_):
         loss = torch.nn.functional.cross_entropy(model(x.bfloat16()), y)
         loss.backward()
         optimizer.step(loss=loss)
-        check_equal_everywhere(optimizer.last_step)
+        check_equal_everywhere(optimizer.report)
     for p in model.parameters():
         check_equal_everywhere(whole(p))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -330,16 +330,16 @@ def skips(_):
     before = [p.to_local().clone() for p in model.parameters()]
     one = dist.get_rank() == 1
     optimizer.step(loss=math.nan if one else 2.0)
-    assert optimizer.last_step.outcome == "non_finite_loss"
+    assert optimizer.report.outcome == "non_finite_loss"
     if one:
         next(model.parameters()).grad.to_local().flatten()[0] = math.inf
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.outcome == "non_finite_gradient"
+    assert optimizer.report.outcome == "non_finite_gradient"
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.outcome == "found_inf"
+    assert optimizer.report.outcome == "found_inf"
     assert all(torch.equal(b, p.to_local()) for b, p in zip(before, model.parameters(), strict=True))
-    check_equal_everywhere(optimizer.last_step)
+    check_equal_everywhere(optimizer.report)
 
 
 def scaler(_):
@@ -358,7 +358,7 @@ def scaler(_):
         scale.step(optimizers[1], loss=loss)
         scale.update()
         (report,) = train(models[0], optimizers[0], 1, of_rank, first=k)
-        assert report == optimizers[1].last_step
+        assert report == optimizers[1].report
         check_equal_everywhere(report)
 
 
@@ -384,7 +384,7 @@ def checkpoint(folder):
         weights, state = get_state_dict(other, resumed)
         dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
         set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state)
-        assert resumed.last_step.applied_steps == 3
+        assert resumed.report.applied_steps == 3
         train(other, resumed, 2, of_rank, first=3)
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             if sharded:
@@ -481,8 +481,8 @@ def failures(_):
         refused("shares memory")
         p.grad = torch.ones(2, 3)
         optimizer.step(loss=2.0)
-        assert optimizer.last_step.applied_steps == applied
-        check_equal_everywhere(optimizer.last_step)
+        assert optimizer.report.applied_steps == applied
+        check_equal_everywhere(optimizer.report)
         check_equal_everywhere(p.detach())
 
 
@@ -500,7 +500,7 @@ def groups_that_change(_):
     optimizer.step(loss=2.0)
     assert torch.equal(model.first.weight, first)
     others = sum(p.numel() for p in model.parameters()) - first.numel()
-    assert optimizer.last_step.grad_norm == pytest.approx(math.sqrt(others), rel=1e-12)
+    assert optimizer.report.grad_norm == pytest.approx(math.sqrt(others), rel=1e-12)
 
 
 def pipeline(_):
@@ -510,7 +510,7 @@ def pipeline(_):
     optimizer = RFD([(f"stage{rank}", p)], covariance_model=COV)
     p.grad = torch.full((4,), float(rank + 1))
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.grad_norm == math.sqrt(sum(4 * (r + 1) ** 2 for r in range(ranks)))
+    assert optimizer.report.grad_norm == math.sqrt(sum(4 * (r + 1) ** 2 for r in range(ranks)))
 
 
 def subgroup(_):
@@ -522,7 +522,7 @@ def subgroup(_):
     optimizer = RFD([p], covariance_model=COV, process_group=groups[number])
     p.grad = torch.full((4,), float(number + 1))
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.grad_norm == 2.0 * (number + 1)
+    assert optimizer.report.grad_norm == 2.0 * (number + 1)
 
 
 def run(rank, ranks, port, test, folder, errors):
@@ -627,4 +627,4 @@ def alone(_):
     fully_shard(model)
     optimizer = RFD(model.parameters(), covariance_model=COV, lr=0.1, norm_lock=True)
     train(model, optimizer, 2)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2

@@ -62,7 +62,7 @@ def test_going_on_is_the_same(cov, dtype, options, copied):
     train(other, resumed, 1)
     other.load_state_dict(state["model"])
     resumed.load_state_dict(state["optimizer"])
-    assert resumed.last_step.applied_steps == 3
+    assert resumed.report.applied_steps == 3
     assert resumed.param_groups[0]["lr"] == 1e-2
     for a, b in zip(
         optimizer.state_dict()["state"].values(), resumed.state_dict()["state"].values(), strict=True
@@ -72,8 +72,8 @@ def test_going_on_is_the_same(cov, dtype, options, copied):
     train(model, optimizer, 3, first=3)
     train(other, resumed, 3, first=3)
     assert equal(model, other)
-    assert resumed.last_step == optimizer.last_step
-    assert resumed.last_step.applied_steps == 6
+    assert resumed.report == optimizer.report
+    assert resumed.report.applied_steps == 6
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
@@ -88,7 +88,7 @@ def test_copies_of_the_optimizer(cov, copied, steps):
     train(model, optimizer, 2, first=steps)
     train(other, resumed, 2, first=steps)
     assert equal(model, other)
-    assert resumed.last_step == optimizer.last_step
+    assert resumed.report == optimizer.report
 
 
 def test_contents(cov):
@@ -161,7 +161,7 @@ def test_an_older_state(cov):
     optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
     train(model, optimizer, 1)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2
 
 
 def test_a_state_that_does_not_fit(cov):
@@ -185,7 +185,7 @@ def test_a_state_that_does_not_fit(cov):
     assert after["param_groups"] == before["param_groups"]
     assert torch.equal(after["state"][2]["velocity"], before["state"][2]["velocity"])
     train(model, optimizer, 1)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2
 
 
 @pytest.mark.parametrize("flatten", [False, True])
@@ -208,7 +208,7 @@ def test_distributed_checkpoint(cov, tmp_path, flatten, options):
     dcp.load({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
     set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state, options=layout)
     assert not dist.is_initialized()
-    assert resumed.last_step.applied_steps == 3
+    assert resumed.report.applied_steps == 3
     train(model, optimizer, 2, first=3)
     train(other, resumed, 2, first=3)
     assert equal(model, other)
@@ -217,7 +217,7 @@ def test_distributed_checkpoint(cov, tmp_path, flatten, options):
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
         full = get_optimizer_state_dict(model, optimizer, options=whole)
         set_optimizer_state_dict(other, resumed, full, options=whole)
-        assert resumed.last_step.applied_steps == 5
+        assert resumed.report.applied_steps == 5
 
 
 @pytest.mark.parametrize("save", [False, True])
@@ -241,7 +241,7 @@ def test_a_parameter_that_is_resized(cov, save):
     assert torch.equal(state[0]["master"].bfloat16(), p)
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step(loss=2.0)
-    assert optimizer.last_step.applied_steps == 3
+    assert optimizer.report.applied_steps == 3
 
 
 @pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.Adam])
@@ -256,7 +256,7 @@ def test_a_state_of_another_optimizer(cov, other):
         optimizer.load_state_dict(foreign.state_dict())
     assert optimizer.param_groups[0]["lr"] == 1
     train(model, optimizer, 1)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -290,4 +290,4 @@ def test_a_damaged_state(cov, key, value, message):
     assert after["param_groups"] == before["param_groups"]
     assert torch.equal(after["state"][0]["velocity"], before["state"][0]["velocity"])
     train(model, optimizer, 1)
-    assert optimizer.last_step.applied_steps == 2
+    assert optimizer.report.applied_steps == 2

@@ -1,5 +1,6 @@
-//! What a step through libtorch's tensors costs beside the bare one on slices: for tensors of one element, where there is little
-//! else, and for the tensors of two networks. Both are checked to give the same bits before they are timed.
+//! What a step through libtorch's tensors costs beside the bare one on slices: for tensors of one element,
+//! where there is little else, and for the tensors of two networks. Both are checked to give the same bits
+//! before they are timed.
 
 #[path = "../tests/support/mod.rs"]
 mod support;

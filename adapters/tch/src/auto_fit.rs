@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 /// Draws losses and gradient norms of a network at random initialisations, for
 /// [`AutoFit::run`](rfdescent::estimation::AutoFit::run).
 ///
-/// Each sample seeds libtorch's generators, makes the network anew in a store of its own, draws a batch and goes backward.
-/// The network in training is not touched; libtorch's generators are. They are shared by all threads: samples come back only
-/// where no other thread draws random numbers meanwhile.
+/// Each sample seeds libtorch's generators, makes the network anew in a store of its own, draws a batch and
+/// goes backward. The network in training is not touched; libtorch's generators are. They are shared by all
+/// threads: samples come back only where no other thread draws random numbers meanwhile.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -30,7 +30,9 @@ use crate::error::{Error, Result};
 ///     let targets = inputs.sum_dim_intlist([1_i64].as_slice(), true, Kind::Float);
 ///     Ok((inputs, targets))
 /// };
-/// let loss = |net: &nn::Linear, (inputs, targets): (Tensor, Tensor)| Ok((net.forward(&inputs) - targets).square().mean(Kind::Float));
+/// let loss = |net: &nn::Linear, (inputs, targets): (Tensor, Tensor)| {
+///     Ok((net.forward(&inputs) - targets).square().mean(Kind::Float))
+/// };
 /// let mut sampler = NetworkSampler::new(Device::Cpu, build, batch, loss)?;
 /// let fitted = AutoFit::default().run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
 /// let model = Model::new(Family::SquaredExponential, fitted.moments())?;
@@ -63,8 +65,9 @@ where
 {
     /// A sampler of the networks that `build` makes on the device.
     ///
-    /// `batch` draws so many examples at random; `loss` is their mean loss, of which one goes backward. All randomness should be
-    /// libtorch's, which is seeded before: then the same samples come back after an interruption.
+    /// `batch` draws so many examples at random; `loss` is their mean loss, of which one goes backward. All
+    /// randomness should be libtorch's, which is seeded before: then the same samples come back after an
+    /// interruption.
     ///
     /// # Errors
     /// [`Error::Rfd`] when the network has no trainable variables.

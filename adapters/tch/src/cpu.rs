@@ -17,7 +17,8 @@ use crate::parameter::{Parameter, Place};
 pub(crate) struct Cpu {
     pub optimizer: optimizer::Optimizer,
     pub last: Option<StepReport>,
-    /// First bytes of parameters and gradients whose ranges were found apart; the next step's are mostly the same.
+    /// First bytes of parameters and gradients whose ranges were found apart; the next step's are mostly the
+    /// same.
     apart: Vec<(usize, usize)>,
 }
 
@@ -38,15 +39,16 @@ impl Cpu {
         self.require_apart(parameters, places)?;
         let mut params: Vec<ParamMut<'_>> = (parameters.iter().zip(places))
             .map(|(parameter, place)| {
-                // SAFETY: `place` has checked that the parameter is a dense, aligned tensor on the CPU of this length and
-                // format, which the store keeps; no other range of this step overlaps it. That no other thread uses it is
-                // what every in-place operation of tch asks for.
+                // SAFETY: `place` has checked that the parameter is a dense, aligned tensor on the CPU of
+                // this length and format, which the store keeps; no other range of this step overlaps it.
+                // That no other thread uses it is what every in-place operation of tch asks for.
                 unsafe { param_mut(place.param, place.len, parameter.dtype()) }
             })
             .collect();
         let grads: Vec<GradRef<'_>> = (places.iter())
             .map(|place| match &place.grad {
-                // SAFETY: as above; the gradient's tensor lives as long as `place`, and no parameter overlaps it.
+                // SAFETY: as above; the gradient's tensor lives as long as `place`, and no parameter overlaps
+                // it.
                 Some(grad) => unsafe { grad_ref(grad.first, place.len, grad.dtype) },
                 None => GradRef::Missing,
             })
@@ -78,7 +80,8 @@ fn value(name: &str, tensor: &tch::Tensor) -> Result<f64> {
 }
 
 /// # Safety
-/// `first` is aligned for the format and begins `len` elements, which nothing else uses while the slice lives.
+/// `first` is aligned for the format and begins `len` elements, which nothing else uses while the slice
+/// lives.
 unsafe fn param_mut<'a>(first: *mut c_void, len: usize, dtype: DType) -> ParamMut<'a> {
     /// # Safety
     /// As the function around.

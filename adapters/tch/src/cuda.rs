@@ -1,4 +1,5 @@
-//! Steps on a CUDA device: the library's device optimizer on the memory of libtorch's tensors, on libtorch's current stream.
+//! Steps on a CUDA device: the library's device optimizer on the memory of libtorch's tensors, on libtorch's
+//! current stream.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -12,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::input::{Scalar, StepTensors, device_f32, scalar};
 use crate::parameter::Place;
 
-/// The optimizer and the device's number, which is the same for libtorch and the driver: both count the devices that
-/// CUDA_VISIBLE_DEVICES leaves.
+/// The optimizer and the device's number, which is the same for libtorch and the driver: both count the
+/// devices that CUDA_VISIBLE_DEVICES leaves.
 #[derive(Debug)]
 pub(crate) struct Cuda {
     pub optimizer: DeviceOptimizer,
@@ -57,9 +58,10 @@ impl Cuda {
             })
             .collect();
         let stream = self.stream()?;
-        // SAFETY: `place` has checked that parameters and gradients are dense tensors of this length and format on this
-        // device. libtorch gives memory that was freed to later work of the same stream only, so gradients, copies and
-        // scalars may be dropped before the step has run. libtorch's streams are those of the primary context.
+        // SAFETY: `place` has checked that parameters and gradients are dense tensors of this length and
+        // format on this device. libtorch gives memory that was freed to later work of the same stream only,
+        // so gradients, copies and scalars may be dropped before the step has run. libtorch's streams are
+        // those of the primary context.
         unsafe { self.optimizer.step(&tensors, &device_input, stream)? };
         Ok(())
     }
@@ -74,20 +76,21 @@ fn address(first: *const c_void) -> u64 {
     first.expose_provenance() as u64
 }
 
-/// `AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream)`, 0 for success; part of
-/// libtorch's stable C interface.
+/// `AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream)`, 0 for
+/// success; part of libtorch's stable C interface.
 type GetCurrentStream = unsafe extern "C" fn(i32, *mut *mut c_void) -> i32;
 
 const LIBRARY: &str = if cfg!(windows) { "torch_cuda.dll" } else { "libtorch_cuda.so" };
 
 /// The current stream of the calling thread on the device.
 ///
-/// tch has no call for it. libtorch's C interface has one, in the part of libtorch that only its builds with CUDA have: so it is
-/// looked up when it is first needed, and one build of this crate works with both.
+/// tch has no call for it. libtorch's C interface has one, in the part of libtorch that only its builds with
+/// CUDA have: so it is looked up when it is first needed, and one build of this crate works with both.
 fn current_stream(ordinal: usize) -> Result<Stream> {
     static FUNCTION: OnceLock<std::result::Result<GetCurrentStream, String>> = OnceLock::new();
     let function = FUNCTION.get_or_init(|| {
-        // SAFETY: where there are CUDA tensors, libtorch has loaded this library before; its initialisers have run.
+        // SAFETY: where there are CUDA tensors, libtorch has loaded this library before; its initialisers
+        // have run.
         let library = unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string())?;
         // SAFETY: the function of this name has had this signature since libtorch 2.1.
         let function = unsafe { library.get::<GetCurrentStream>(b"aoti_torch_get_current_cuda_stream\0") }

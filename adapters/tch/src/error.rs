@@ -9,8 +9,8 @@ pub enum Error {
     /// A tensor, an option, a device or a file does not fit.
     #[error(transparent)]
     Rfd(#[from] rfdescent::Error),
-    /// libtorch refused, for example to go backward from a loss without a graph. As text its first line; the source has
-    /// libtorch's stack trace too.
+    /// libtorch refused, for example to go backward from a loss without a graph. As text its first line; the
+    /// source has libtorch's stack trace too.
     #[error("libtorch: {}", first_line(.0))]
     Torch(#[from] TchError),
 }

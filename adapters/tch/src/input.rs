@@ -6,17 +6,18 @@ use tch::{Device, Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::layout::{dtype, is_strided};
 
-/// What goes into a step beside parameters and gradients. Each is a tensor of one element, on the parameters' device or on the
-/// CPU.
+/// What goes into a step beside parameters and gradients. Each is a tensor of one element, on the parameters'
+/// device or on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTensors<'a> {
-    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
-    /// gradient scale.
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
+    /// of, without gradient scale.
     pub loss: &'a Tensor,
-    /// S when the gradients are S times the real ones, as with a gradient scaler; `None` for 1. On a CUDA device it counts as
-    /// f32.
+    /// S when the gradients are S times the real ones, as with a gradient scaler; `None` for 1. On a CUDA
+    /// device it counts as f32.
     pub grad_scale: Option<&'a Tensor>,
-    /// Any value but 0 skips the step: a gradient scaler found an overflow. On a CUDA device it counts as f32.
+    /// Any value but 0 skips the step: a gradient scaler found an overflow. On a CUDA device it counts as
+    /// f32.
     pub found_inf: Option<&'a Tensor>,
 }
 

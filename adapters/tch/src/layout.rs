@@ -14,15 +14,6 @@ pub(crate) fn dtype(kind: Kind) -> Option<DType> {
     }
 }
 
-/// Bytes of an element.
-pub(crate) fn size_of(dtype: DType) -> usize {
-    match dtype {
-        DType::F64 => 8,
-        DType::F32 => 4,
-        DType::F16 | DType::BF16 => 2,
-    }
-}
-
 /// Whether a tensor is an array in memory at all: not sparse, nor in oneDNN's format, nor on a device of other kind. Only then
 /// tch's `data_ptr` and `stride` do not panic.
 pub(crate) fn is_strided(tensor: &Tensor) -> bool {
@@ -33,8 +24,8 @@ pub(crate) fn is_strided(tensor: &Tensor) -> bool {
         && tch::no_grad(|| tensor.f_as_strided([0], [1], None)).is_ok()
 }
 
-/// Whether the elements fill a stretch of memory, each place once: then their order does not matter to a step, which treats
-/// all alike. Contiguous tensors do, and their permutations, such as channels-last ones.
+/// Whether the elements fill a stretch of memory, each place once: then their order does not matter to a
+/// step, which treats all alike. Contiguous tensors do, and their permutations, such as channels-last ones.
 pub(crate) fn is_dense(size: &[i64], stride: &[i64]) -> bool {
     if size.contains(&0) {
         return true;
@@ -50,7 +41,8 @@ pub(crate) fn is_dense(size: &[i64], stride: &[i64]) -> bool {
     })
 }
 
-/// Whether two tensors of one size have their elements at the same places. Strides of axes of length 1 don't matter.
+/// Whether two tensors of one size have their elements at the same places. Strides of axes of length 1 don't
+/// matter.
 pub(crate) fn same_places(size: &[i64], a: &[i64], b: &[i64]) -> bool {
     size.contains(&0) || size.iter().zip(a).zip(b).all(|((&size, a), b)| size == 1 || a == b)
 }

@@ -22,15 +22,19 @@ pub(crate) enum Backend {
     Cuda(Box<Cuda>),
 }
 
-/// Random Function Descent over the variables of a store, with the look of tch's `nn::Optimizer`. [`Rfd`](crate::Rfd) builds it.
+/// Random Function Descent over the variables of a store, with the look of tch's `nn::Optimizer`.
+/// [`Rfd`](crate::Rfd) builds it.
 ///
-/// Steps change the variables in place. A variable whose gradient is undefined is left alone and counts in no norm. A variable
-/// need not be contiguous, but its elements must fill a stretch of memory, as those of channels-last tensors do; they are taken
-/// in the order in which they lie, which decides the last bits of norms and which random bits stochastic rounding draws.
+/// Steps change the variables in place. A variable whose gradient is undefined is left alone and counts in no
+/// norm. A variable need not be contiguous, but its elements must fill a stretch of memory, as those of
+/// channels-last tensors do; they are taken in the order in which they lie, which decides the last bits of
+/// norms and which random bits stochastic rounding draws.
 ///
-/// libtorch does not notice that a step changes variables: do not go backward after a step through a graph from before it.
+/// libtorch does not notice that a step changes variables: do not go backward after a step through a graph
+/// from before it.
 ///
-/// On a CUDA device all work is queued on libtorch's current stream and nothing waits for it, except where a method says so.
+/// On a CUDA device all work is queued on libtorch's current stream and nothing waits for it, except where a
+/// method says so.
 pub struct Optimizer {
     parameters: Vec<Parameter>,
     backend: Backend,
@@ -83,7 +87,8 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Goes backward from the loss, the mean over the batch, and takes a step. Gradients from before do not count.
+    /// Goes backward from the loss, the mean over the batch, and takes a step. Gradients from before do not
+    /// count.
     ///
     /// # Errors
     /// [`Error::Torch`] when libtorch can't go backward; else as [`Optimizer::step`].
@@ -93,15 +98,16 @@ impl Optimizer {
         self.step(loss)
     }
 
-    /// One step with the gradients as they are; `loss` is the mean over what they are the mean gradient of. With gradient
-    /// accumulation: of all of it.
+    /// One step with the gradients as they are; `loss` is the mean over what they are the mean gradient of.
+    /// With gradient accumulation: of all of it.
     ///
     /// A NaN or infinite loss or gradient and a zero gradient skip the step: nothing changes, and
     /// [`Optimizer::report`] says why.
     ///
     /// # Errors
-    /// [`Error::Rfd`] names the variable that has changed its kind, shape or device, or whose gradient is sparse or does not
-    /// fit; or it says why the loss can't be used or the device failed. Nothing has changed then.
+    /// [`Error::Rfd`] names the variable that has changed its kind, shape or device, or whose gradient is
+    /// sparse or does not fit; or it says why the loss can't be used or the device failed. Nothing has
+    /// changed then.
     pub fn step(&mut self, loss: &Tensor) -> Result<()> {
         self.step_with(&StepTensors::new(loss))
     }
@@ -119,8 +125,8 @@ impl Optimizer {
         }
     }
 
-    /// What the last step did that is finished; `None` before the first. Does not wait: on a CUDA device it may be an earlier
-    /// step.
+    /// What the last step did that is finished; `None` before the first. Does not wait: on a CUDA device it
+    /// may be an earlier step.
     ///
     /// # Errors
     /// [`Error::Rfd`] when the device failed.
@@ -142,7 +148,8 @@ impl Optimizer {
         }
     }
 
-    /// Sets what step sizes are multiplied with, for schedulers; 1 at first. There is no learning rate to set.
+    /// Sets what step sizes are multiplied with, for schedulers; 1 at first. There is no learning rate to
+    /// set.
     ///
     /// # Errors
     /// [`Error::Rfd`] for a negative or non-finite number.
@@ -161,7 +168,8 @@ impl Optimizer {
     /// Sets the momentum of all groups.
     ///
     /// # Errors
-    /// [`Error::Rfd`] for a number outside [0, 1), or other than 0 with the adaptive method, which averages gradients itself.
+    /// [`Error::Rfd`] for a number outside [0, 1), or other than 0 with the adaptive method, which averages
+    /// gradients itself.
     pub fn set_momentum(&mut self, momentum: f64) -> Result<()> {
         self.change_groups(|group| group.momentum = momentum)
     }
@@ -190,7 +198,8 @@ impl Optimizer {
         self.change_group(group, |group| group.weight_decay = weight_decay)
     }
 
-    /// Sets all options of one group. Groups are counted as in [`Rfd`](crate::Rfd): those of the options, then the named ones.
+    /// Sets all options of one group. Groups are counted as in [`Rfd`](crate::Rfd): those of the options,
+    /// then the named ones.
     ///
     /// # Errors
     /// [`Error::Rfd`] for a value outside its domain, or a group that does not exist.
@@ -238,8 +247,8 @@ impl Optimizer {
         self.parameters[0].device()
     }
 
-    /// Writes velocities, master weights and counts to a safetensors file, the same for every device and adapter. Save the
-    /// variables with the store's own `save`. Waits for the device.
+    /// Writes velocities, master weights and counts to a safetensors file, the same for every device and
+    /// adapter. Save the variables with the store's own `save`. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Rfd`] when the file can't be written.
@@ -250,8 +259,8 @@ impl Optimizer {
     /// Loads a state that was saved for the same variables. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::Rfd`] says what is damaged, which variable differs in name, shape or kind, or which option was on when the
-    /// state was saved and is off now. The optimizer is then as it was.
+    /// [`Error::Rfd`] says what is damaged, which variable differs in name, shape or kind, or which option
+    /// was on when the state was saved and is off now. The optimizer is then as it was.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
         on_backend!(self.load_state(path.as_ref()))
     }

@@ -1,7 +1,8 @@
 //! Whether parameters have memory of their own.
 
+use rfdescent::DType;
+
 use crate::error::{Error, Result};
-use crate::layout::size_of;
 use crate::parameter::{Parameter, Place};
 
 /// A stretch of memory of one parameter.
@@ -14,9 +15,9 @@ struct Range {
 
 /// Checks that no parameter shares memory with another one or with a gradient.
 pub(crate) fn check_apart(parameters: &[Parameter], places: &[Place]) -> Result<()> {
-    let range = |first: usize, len: usize, dtype, index, written| Range {
+    let range = |first: usize, len: usize, dtype: DType, index, written| Range {
         start: first,
-        end: first + len * size_of(dtype),
+        end: first + len * dtype.size(),
         index,
         written,
     };

@@ -10,7 +10,7 @@ use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
 use crate::error::{Error, Result};
-use crate::layout::{dtype, is_dense, is_strided, same_places, size_of};
+use crate::layout::{dtype, is_dense, is_strided, same_places};
 
 /// A variable that is trained.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ pub(crate) fn trainable(store: &VarStore) -> Result<Vec<(Parameter, usize)>> {
         .collect()
 }
 
-/// What tells a tensor from all others, shared by its shallow clones: the address of libtorch's `TensorImpl`. Neither memory
-/// nor shape would do, as empty tensors have no memory.
+/// What tells a tensor from all others, shared by its shallow clones: the address of libtorch's `TensorImpl`.
+/// Neither memory nor shape would do, as empty tensors have no memory.
 fn identity(tensor: &Tensor) -> *const c_void {
     // SAFETY: tch's pointer is to a live `at::Tensor`, whose one member is the pointer to its `TensorImpl`.
     unsafe { *tensor.as_ptr().cast::<*const c_void>() }
@@ -117,8 +117,8 @@ impl Parameter {
 
     /// Where the parameter and its gradient lie now.
     ///
-    /// A gradient whose elements are in another order, or expanded, is copied into the parameter's order, on the device and
-    /// its current stream.
+    /// A gradient whose elements are in another order, or expanded, is copied into the parameter's order, on
+    /// the device and its current stream.
     ///
     /// # Errors
     /// Names a parameter that is no longer what it was, and a gradient that can't be used, with the remedy.
@@ -187,7 +187,7 @@ impl Parameter {
 
     /// Tensors over memory that is not libtorch's own may lie anywhere.
     fn check_alignment(&self, what: &str, address: usize, dtype: DType) -> Result<()> {
-        if address.is_multiple_of(size_of(dtype)) {
+        if address.is_multiple_of(dtype.size()) {
             return Ok(());
         }
         let problem = format!(

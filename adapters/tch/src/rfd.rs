@@ -13,8 +13,8 @@ use crate::parameter::{Parameter, trainable};
 
 /// Random Function Descent, to be built for a store: what tch's `nn::Sgd` is to its optimizer.
 ///
-/// The groups of the options are those of the store: a variable made under `path.set_group(k)` has the settings
-/// `options.groups[k]`. [`Rfd::group`] adds groups by name.
+/// The groups of the options are those of the store: a variable made under `path.set_group(k)` has the
+/// settings `options.groups[k]`. [`Rfd::group`] adds groups by name.
 ///
 /// ```no_run
 /// use rfdescent::covariance::Model;
@@ -38,8 +38,8 @@ pub struct Rfd {
 }
 
 impl Rfd {
-    /// With a fitted [`Model`](rfdescent::covariance::Model) RFD as published; or [`Adaptive`](crate::Adaptive), which needs no
-    /// fit.
+    /// With a fitted [`Model`](rfdescent::covariance::Model) RFD as published; or
+    /// [`Adaptive`](crate::Adaptive), which needs no fit.
     pub fn new(method: impl Into<Method>) -> Self {
         Self { method: method.into(), options: Options::default(), prefixes: Vec::new() }
     }
@@ -49,9 +49,9 @@ impl Rfd {
         Self { options, ..self }
     }
 
-    /// The same with a group of its own, after those of the options, for the variable of this name and all variables below it:
-    /// `layer1` takes `layer1.weight`, not `layer10.weight`. Of several the longest name counts; it takes precedence over the
-    /// group that the store knows.
+    /// The same with a group of its own, after those of the options, for the variable of this name and all
+    /// variables below it: `layer1` takes `layer1.weight`, not `layer10.weight`. Of several the longest name
+    /// counts; it takes precedence over the group that the store knows.
     pub fn group(mut self, name: impl Into<String>, group: Group) -> Self {
         self.prefixes.push((name.into(), group));
         self
@@ -60,9 +60,10 @@ impl Rfd {
     /// An optimizer for the variables that are trainable in the store now.
     ///
     /// # Errors
-    /// [`Error::Rfd`] names an option outside its domain, a group that takes no variable, and a variable that steps can't
-    /// change in place (sparse, not of a floating-point kind, not dense in memory, on another device than the first, sharing
-    /// memory with another), each with the remedy; or it says why the CUDA device can't be used.
+    /// [`Error::Rfd`] names an option outside its domain, a group that takes no variable, and a variable that
+    /// steps can't change in place (sparse, not of a floating-point kind, not dense in memory, on another
+    /// device than the first, sharing memory with another), each with the remedy; or it says why the CUDA
+    /// device can't be used.
     pub fn build(self, store: &VarStore) -> Result<Optimizer> {
         let Self { method, mut options, prefixes } = self;
         let first_named = options.groups.len();
@@ -91,8 +92,8 @@ impl Rfd {
             return Err(Error::invalid("group", &prefixes[k].0, expected));
         }
         let backend = backend(method, options, specs, device)?;
-        // Only libtorch's own optimizers can make gradients undefined again, so that a parameter without a part in the next
-        // loss is left alone; this one does nothing else.
+        // Only libtorch's own optimizers can make gradients undefined again, so that a parameter without a
+        // part in the next loss is left alone; this one does nothing else.
         let gradients = nn::Sgd::default().build(store, 0.0)?;
         Optimizer::new(store, gradients, parameters, backend)
     }

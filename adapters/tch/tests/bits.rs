@@ -1,4 +1,5 @@
-//! Steps through tensors against the library's optimizer on the same numbers, bit for bit: formats, layouts, options.
+//! Steps through tensors against the library's optimizer on the same numbers, bit for bit: formats, layouts,
+//! options.
 
 mod support;
 
@@ -245,7 +246,8 @@ fn compare(cases: &[Case], method: &Method, options: &Options, losses: [f64; 3],
     let specs: Vec<TensorSpec> = (cases.iter().enumerate())
         .map(|(k, case)| TensorSpec::new(format!("layer.{k}"), &case.shape, case.dtype).in_group(case.group))
         .collect();
-    // Each parameter, its whole memory and what lies before it there; and what the library's optimizer works on.
+    // Each parameter, its whole memory and what lies before it there; and what the library's optimizer works
+    // on.
     let mut memories = Vec::new();
     let mut expected = Vec::new();
     for (k, case) in cases.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Steps on a CUDA device against the same steps on the CPU, bit for bit, where there is one. RFDESCENT_REQUIRE_GPU=1 makes its
-//! absence a failure.
+//! Steps on a CUDA device against the same steps on the CPU, bit for bit, where there is one.
+//! RFDESCENT_REQUIRE_GPU=1 makes its absence a failure.
 
 mod support;
 
@@ -26,7 +26,8 @@ fn numbers(size: &[i64], salt: i64) -> Tensor {
     (whole.to_kind(Kind::Double) / 1000.0 - 1.0005).reshape(size)
 }
 
-/// Some steps on the device; the parameters after them, in f64, and what each step did. In the middle the state goes through bytes.
+/// Some steps on the device; the parameters after them, in f64, and what each step did. In the middle the
+/// state goes through bytes.
 fn run(device: Device) -> (Vec<Tensor>, Vec<StepReport>) {
     let store = VarStore::new(device);
     let kinds = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16];

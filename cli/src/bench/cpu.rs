@@ -1,4 +1,5 @@
-//! Steps on the processor, as published and adaptive, in turn with a plain loop that moves as many bytes as the first.
+//! Steps on the processor, as published and adaptive, in turn with a plain loop that moves as many bytes as
+//! the first.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,7 +13,8 @@ use crate::error::CliError;
 /// Rounds: as many as fit in this time, within these limits.
 const SECONDS: f64 = 1.0;
 const ROUNDS: std::ops::RangeInclusive<usize> = 2..=200;
-/// Repeats of each of the three in a round: the first finds what the others left in the caches, the median is of the rest.
+/// Repeats of each of the three in a round: the first finds what the others left in the caches, the median is
+/// of the rest.
 const REPEATS: usize = 5;
 
 /// Medians of all times.
@@ -74,7 +76,8 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     })
 }
 
-/// The least that any step must do: read the gradients, then read gradients and parameters and write parameters.
+/// The least that any step must do: read the gradients, then read gradients and parameters and write
+/// parameters.
 fn plain_loop(params: &mut [f32], grads: &[f32]) -> f32 {
     const TASK: usize = 65_536;
     let square: f32 = grads

@@ -44,9 +44,10 @@ impl<E: Element> DeviceSteps<E> {
     /// Queues a step.
     pub fn step(&mut self) -> Result<(), CliError> {
         let input = DeviceInput::new(DeviceLoss::Host(LOSS));
-        // SAFETY: `new` cut the addresses from two buffers of the optimizer's device, which are as long as all tensors in the
-        // optimizer's specs together. This struct owns them and gives them to no one, its other calls wait for the stream,
-        // and freeing them waits for the work that was queued. The stream is the device's default one.
+        // SAFETY: `new` cut the addresses from two buffers of the optimizer's device, which are as long as
+        // all tensors in the optimizer's specs together. This struct owns them and gives them to no one, its
+        // other calls wait for the stream, and freeing them waits for the work that was queued. The stream is
+        // the device's default one.
         unsafe { self.optimizer.step(&self.tensors, &input, STREAM)? };
         Ok(())
     }

@@ -127,8 +127,8 @@ impl Case {
         values(self.total, 1)
     }
 
-    /// Of absolute values between 1/4 and 3/4: their variances differ by less than the bounds that the adaptive method sets to
-    /// its length scales.
+    /// Of absolute values between 1/4 and 3/4: their variances differ by less than the bounds that the
+    /// adaptive method sets to its length scales.
     fn grads<E: Element>(&self) -> Result<Vec<E>, CliError> {
         let mut grads = values::<E>(self.total, 2)?;
         grads.par_iter_mut().for_each(|g| {
@@ -138,8 +138,8 @@ impl Case {
         Ok(grads)
     }
 
-    /// Compares a first step of the method with plain f64: its size, and every parameter. Returns the largest error of a
-    /// parameter.
+    /// Compares a first step of the method with plain f64: its size, and every parameter. Returns the largest
+    /// error of a parameter.
     fn check<E: Element>(
         &self,
         method: &Method,
@@ -174,8 +174,8 @@ impl Case {
             .map_err(|(index, error)| wrong(format!("parameter {index} is off by {error:e}")))
     }
 
-    /// What the gradient of each tensor is multiplied with in a first step of the adaptive method, from the report's learning
-    /// rate, whose norm is checked.
+    /// What the gradient of each tensor is multiplied with in a first step of the adaptive method, from the
+    /// report's learning rate, whose norm is checked.
     fn adaptive_rates(&self, squares: &[f64], report: &StepReport) -> Result<Vec<f64>, CliError> {
         let mean = squares.iter().sum::<f64>() / self.total as f64;
         let scales: Vec<f64> = (squares.iter().zip(&self.lengths))

@@ -6,10 +6,10 @@ use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::{
     Diagnostics, Fit, Sample, SampleStatistics, SampleTable, TensorVariance, fit, tensor_variances,
 };
+use rfdescent::files::Prepared;
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::files::Prepared;
 use crate::numbers::{fixed, short};
 use crate::plot;
 use crate::terminal::{print, say};
@@ -17,8 +17,8 @@ use crate::terminal::{print, say};
 /// Fit mean and variances, and the covariance model they determine, to samples at random initialisations.
 #[derive(Debug, clap::Args)]
 pub struct FitArgs {
-    /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; of columns
-    /// sq_grad_norm:TENSOR the variances of each tensor are fitted, others are ignored.
+    /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; of
+    /// columns sq_grad_norm:TENSOR the variances of each tensor are fitted, others are ignored.
     #[arg(value_name = "SAMPLES.csv")]
     samples: PathBuf,
 
@@ -38,8 +38,9 @@ pub struct FitArgs {
     #[arg(long, value_name = "MODEL.json")]
     output: Option<PathBuf>,
 
-    /// Draw how well the fit describes the samples, on one page: losses, squared losses and squared gradient norms against
-    /// the batch size with 95 % bands, their QQ plots and, with --dims, the step sizes of the model.
+    /// Draw how well the fit describes the samples, on one page: losses, squared losses and squared gradient
+    /// norms against the batch size with 95 % bands, their QQ plots and, with --dims, the step sizes of the
+    /// model.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
 
@@ -147,7 +148,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         say(format_args!("warning: {}: {warning}", args.samples.display()));
     }
     print(&text)?;
-    files.into_iter().try_for_each(Prepared::commit)
+    Ok(files.into_iter().try_for_each(Prepared::commit)?)
 }
 
 fn check_files(args: &FitArgs) -> Result<(), CliError> {

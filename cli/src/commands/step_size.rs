@@ -3,19 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model, NoStep, Observation, Step, StepMode, StepRule};
+use rfdescent::files;
 use rfdescent::{Error, Moments};
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
-use crate::files;
 use crate::numbers::{short, shortened};
 use crate::terminal::print;
 
 /// Step sizes from a fitted model, or for the models and observations of a table.
 #[derive(Debug, clap::Args)]
 pub struct StepSizeArgs {
-    /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance, noise_grad_variance,
-    /// dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with length_scale and step_size filled in.
+    /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance,
+    /// noise_grad_variance, dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with
+    /// length_scale and step_size filled in.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model_file", "loss", "grad_norm", "batch_size", "mode", "conservatism"])]
     table: Option<PathBuf>,
 
@@ -99,8 +100,6 @@ fn single(
     let wrong =
         |Wrong { column, problem }| CliError::Usage(format!("--{} {problem}", column.replace('_', "-")));
     rule.validate().map_err(Wrong::from).map_err(wrong)?;
-    // Refuses what has no end.
-    files::open(path)?;
     let model = Model::load(path)?;
     let observation =
         Observation { loss, grad_norm, inv_batch_size: batch_size.map_or(0.0, |b| 1.0 / b as f64) };
@@ -150,7 +149,7 @@ struct Table {
 
 impl Table {
     fn read(path: &Path) -> Result<Table, CliError> {
-        let content = files::read(path)?;
+        let content = files::read_regular(path)?;
         let fail = |at: &csv::Position, problem: &str| {
             CliError::file(path, format!("line {}: {problem}", line(&content, at)))
         };
@@ -233,8 +232,8 @@ impl Table {
     }
 }
 
-/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of the blank
-/// lines before it.
+/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of
+/// the blank lines before it.
 fn line(content: &[u8], at: &csv::Position) -> usize {
     let mut start = (at.byte() as usize).min(content.len());
     while content.get(start).is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {

@@ -5,14 +5,15 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
+use rfdescent::files;
 
 use super::{CLASSES, Dataset, Images, PIXELS, SIDE};
 use crate::error::CliError;
-use crate::files;
 
 const IMAGE_MAGIC: u32 = 0x0803;
 const LABEL_MAGIC: u32 = 0x0801;
-/// Most examples of a file, 7.8 GB of images: a header that is wrong, or made to harm, must not fill the memory.
+/// Most examples of a file, 7.8 GB of images: a header that is wrong, or made to harm, must not fill the
+/// memory.
 const MOST: usize = 10_000_000;
 
 /// Reads the four files of a data folder.

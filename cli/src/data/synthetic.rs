@@ -1,9 +1,9 @@
 //! Generated data: ten classes of stroke drawings, for training without any download.
 //!
-//! A class is a handful of prototypes, each two random smooth strokes. An image is one prototype of its class,
-//! moved, turned, scaled and sheared, bent by a smooth random displacement, drawn with a random thickness and
-//! intensity, partly covered by a bar, with noise on every pixel. No single pixel and no linear map of the pixels
-//! tells the classes apart well.
+//! A class is a handful of prototypes, each two random smooth strokes. An image is one prototype of its
+//! class, moved, turned, scaled and sheared, bent by a smooth random displacement, drawn with a random
+//! thickness and intensity, partly covered by a bar, with noise on every pixel. No single pixel and no linear
+//! map of the pixels tells the classes apart well.
 
 use rand::{Rng, RngExt};
 use rand_distr::{Distribution, StandardNormal};
@@ -22,8 +22,8 @@ const STROKES: usize = 2;
 const CONTROL_POINTS: usize = 4;
 const SEGMENTS_PER_SPAN: usize = 5;
 
-/// The strengths of the distortions, tuned so that the default network reaches 93 to 98 % in three epochs and a
-/// linear classifier stays clearly below.
+/// The strengths of the distortions, tuned so that the default network reaches 93 to 98 % in three epochs and
+/// a linear classifier stays clearly below.
 const MAX_SHIFT: f32 = 2.5;
 const MAX_ROTATION: f32 = 0.35;
 const MAX_LOG_SCALE: f32 = 0.2;
@@ -36,8 +36,8 @@ const MAX_OCCLUSION_WIDTH: usize = 5;
 type Point = [f32; 2];
 type Stroke = Vec<Point>;
 
-/// Generates a data set; the same seed gives the same bytes on every machine with IEEE arithmetic and, since each
-/// image has its own generator, with any number of threads.
+/// Generates a data set; the same seed gives the same bytes on every machine with IEEE arithmetic and, since
+/// each image has its own generator, with any number of threads.
 pub fn generate(seed: u64, train: usize, validation: usize) -> Dataset {
     let prototypes = prototypes(seed);
     let part = |first: usize, count: usize| {
@@ -221,7 +221,8 @@ mod tests {
             }
             let total: u32 = lit.iter().sum();
             let best = *lit.iter().max().unwrap();
-            // Found with: precision and recall of the pixel for its favourite class both above 0.6 would be telling.
+            // Found with: precision and recall of the pixel for its favourite class both above 0.6 would be
+            // telling.
             assert!(best * 10 < 6 * 200 || best * 10 < 6 * total, "pixel {pixel}: {lit:?}");
         }
     }

@@ -1,8 +1,8 @@
 //! Batch normalisation as one operation with a hand-written gradient.
 //!
-//! candle's own is for inference; composed from tensor operations its gradient needs some thirty passes over the
-//! activations. All sums are taken in f64 over fixed ranges of rows, so they do not depend on the number of
-//! threads.
+//! candle's own is for inference; composed from tensor operations its gradient needs some thirty passes over
+//! the activations. All sums are taken in f64 over fixed ranges of rows, so they do not depend on the number
+//! of threads.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, Var, WithDType};
 use rayon::prelude::*;

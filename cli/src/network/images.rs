@@ -1,9 +1,10 @@
 //! Patches and pooling of images laid out as batch × rows × columns × channels.
 //!
 //! A convolution is then a linear layer over patches, one matrix product for the whole batch, and batch
-//! normalisation sees features in the last dimension as after any linear layer. candle's own operations do not
-//! serve for training here: the gradient of its `max_pool2d` (0.11.1) is multiplied by the share of maxima in each
-//! window instead of being divided by their number, and that of `conv2d` takes seconds a batch.
+//! normalisation sees features in the last dimension as after any linear layer. candle's own operations do
+//! not serve for training here: the gradient of its `max_pool2d` (0.11.1) is multiplied by the share of
+//! maxima in each window instead of being divided by their number, and that of `conv2d` takes seconds a
+//! batch.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, WithDType};
 use rayon::prelude::*;
@@ -13,13 +14,61 @@ use super::batch_norm::{slice, values};
 /// All `size`×`size` patches of a batch of images, one a row: (batch·rows·columns) × (size·size·channels).
 pub fn patches(images: &Tensor, size: usize) -> Result<Tensor> {
     let (_, rows, columns, channels) = images.dims4()?;
-    images.contiguous()?.apply_op1(Patches { rows, columns, channels, size })
+    images.contiguous()?.apply_op1(OnImages(Patches { rows, columns, channels, size }))
 }
 
 /// The maximum of each 2×2 window, channel by channel.
 pub fn max_pool(images: &Tensor) -> Result<Tensor> {
     let (_, rows, columns, channels) = images.dims4()?;
-    images.contiguous()?.apply_op1(MaxPool { rows, columns, channels })
+    images.contiguous()?.apply_op1(OnImages(MaxPool { rows, columns, channels }))
+}
+
+/// An operation on batches of images of a known size, in f32 or f64.
+trait Operation: Send + Sync {
+    const NAME: &'static str;
+
+    /// The elements of an image.
+    fn image(&self) -> usize;
+
+    /// The result's shape for so many images.
+    fn shape(&self, batch: usize) -> Result<Shape>;
+
+    fn forward<T: WithDType>(&self, images: &[T]) -> Vec<T>;
+
+    /// The gradient with respect to the images, from that with respect to the result.
+    fn backward<T: WithDType>(&self, images: &Tensor, gradient: &[T]) -> Result<Vec<T>>;
+}
+
+/// The operation as candle takes it.
+struct OnImages<O>(O);
+
+impl<O: Operation> CustomOp1 for OnImages<O> {
+    fn name(&self) -> &'static str {
+        O::NAME
+    }
+
+    fn cpu_fwd(&self, images: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let shape = self.0.shape(layout.shape().elem_count() / self.0.image())?;
+        let storage = match images {
+            CpuStorage::F64(_) => CpuStorage::F64(self.0.forward(slice(images, layout)?)),
+            _ => CpuStorage::F32(self.0.forward(slice(images, layout)?)),
+        };
+        Ok((storage, shape))
+    }
+
+    fn bwd(&self, images: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let gradient = match images.dtype() {
+            DType::F64 => {
+                let gradient = self.0.backward::<f64>(images, &values(gradient)?)?;
+                Tensor::from_vec(gradient, images.shape(), &Device::Cpu)
+            }
+            _ => {
+                let gradient = self.0.backward::<f32>(images, &values(gradient)?)?;
+                Tensor::from_vec(gradient, images.shape(), &Device::Cpu)
+            }
+        };
+        gradient.map(Some)
+    }
 }
 
 struct Patches {
@@ -30,10 +79,6 @@ struct Patches {
 }
 
 impl Patches {
-    fn image(&self) -> usize {
-        self.rows * self.columns * self.channels
-    }
-
     fn positions(&self) -> (usize, usize) {
         (self.rows - self.size + 1, self.columns - self.size + 1)
     }
@@ -58,6 +103,19 @@ impl Patches {
             }
         }
     }
+}
+
+impl Operation for Patches {
+    const NAME: &'static str = "patches";
+
+    fn image(&self) -> usize {
+        self.rows * self.columns * self.channels
+    }
+
+    fn shape(&self, batch: usize) -> Result<Shape> {
+        let (down, right) = self.positions();
+        Ok(Shape::from((batch * down * right, self.size * self.size * self.channels)))
+    }
 
     fn forward<T: WithDType>(&self, images: &[T]) -> Vec<T> {
         let run = self.size * self.channels;
@@ -68,7 +126,7 @@ impl Patches {
         out
     }
 
-    fn backward<T: WithDType>(&self, gradient: &[T]) -> Vec<T> {
+    fn backward<T: WithDType>(&self, _images: &Tensor, gradient: &[T]) -> Result<Vec<T>> {
         let run = self.size * self.channels;
         let mut out = vec![T::zero(); gradient.len() / self.output() * self.image()];
         out.par_chunks_mut(self.image()).zip(gradient.par_chunks(self.output())).for_each(
@@ -81,32 +139,7 @@ impl Patches {
                 });
             },
         );
-        out
-    }
-}
-
-impl CustomOp1 for Patches {
-    fn name(&self) -> &'static str {
-        "patches"
-    }
-
-    fn cpu_fwd(&self, images: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (down, right) = self.positions();
-        let batch = layout.shape().elem_count() / self.image();
-        let shape = Shape::from((batch * down * right, self.size * self.size * self.channels));
-        let storage = match images {
-            CpuStorage::F64(_) => CpuStorage::F64(self.forward(slice(images, layout)?)),
-            _ => CpuStorage::F32(self.forward(slice(images, layout)?)),
-        };
-        Ok((storage, shape))
-    }
-
-    fn bwd(&self, images: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let shape = images.shape();
-        Ok(Some(match images.dtype() {
-            DType::F64 => Tensor::from_vec(self.backward::<f64>(&values(gradient)?), shape, &Device::Cpu)?,
-            _ => Tensor::from_vec(self.backward::<f32>(&values(gradient)?), shape, &Device::Cpu)?,
-        }))
+        Ok(out)
     }
 }
 
@@ -117,10 +150,6 @@ struct MaxPool {
 }
 
 impl MaxPool {
-    fn image(&self) -> usize {
-        self.rows * self.columns * self.channels
-    }
-
     /// The first of the largest of a window; a NaN in the window's first place stays.
     fn largest<T: WithDType>(&self, image: &[T], output: usize) -> usize {
         let (channel, window) = (output % self.channels, output / self.channels);
@@ -129,6 +158,21 @@ impl MaxPool {
         let below = corner + self.columns * self.channels;
         let candidates = [corner + self.channels, below, below + self.channels];
         candidates.into_iter().fold(corner, |best, at| if image[at] > image[best] { at } else { best })
+    }
+}
+
+impl Operation for MaxPool {
+    const NAME: &'static str = "max-pool";
+
+    fn image(&self) -> usize {
+        self.rows * self.columns * self.channels
+    }
+
+    fn shape(&self, batch: usize) -> Result<Shape> {
+        if !(self.rows.is_multiple_of(2) && self.columns.is_multiple_of(2)) {
+            candle_core::bail!("pooling {}×{} images by two leaves a remainder", self.rows, self.columns);
+        }
+        Ok(Shape::from((batch, self.rows / 2, self.columns / 2, self.channels)))
     }
 
     fn forward<T: WithDType>(&self, images: &[T]) -> Vec<T> {
@@ -139,47 +183,15 @@ impl MaxPool {
         out
     }
 
-    fn backward<T: WithDType>(&self, images: &[T], gradient: &[T]) -> Vec<T> {
+    fn backward<T: WithDType>(&self, images: &Tensor, gradient: &[T]) -> Result<Vec<T>> {
+        let images = values::<T>(images)?;
         let mut out = vec![T::zero(); images.len()];
         out.par_chunks_mut(self.image())
             .zip(images.par_chunks(self.image()).zip(gradient.par_chunks(self.image() / 4)))
             .for_each(|(out, (image, gradient))| {
                 gradient.iter().enumerate().for_each(|(i, &g)| out[self.largest(image, i)] = g);
             });
-        out
-    }
-}
-
-impl CustomOp1 for MaxPool {
-    fn name(&self) -> &'static str {
-        "max-pool"
-    }
-
-    fn cpu_fwd(&self, images: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        if !(self.rows.is_multiple_of(2) && self.columns.is_multiple_of(2)) {
-            candle_core::bail!("pooling {}×{} images by two leaves a remainder", self.rows, self.columns);
-        }
-        let batch = layout.shape().elem_count() / self.image();
-        let shape = Shape::from((batch, self.rows / 2, self.columns / 2, self.channels));
-        let storage = match images {
-            CpuStorage::F64(_) => CpuStorage::F64(self.forward(slice(images, layout)?)),
-            _ => CpuStorage::F32(self.forward(slice(images, layout)?)),
-        };
-        Ok((storage, shape))
-    }
-
-    fn bwd(&self, images: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let shape = images.shape();
-        Ok(Some(match images.dtype() {
-            DType::F64 => {
-                let data = self.backward::<f64>(&values(images)?, &values(gradient)?);
-                Tensor::from_vec(data, shape, &Device::Cpu)?
-            }
-            _ => {
-                let data = self.backward::<f32>(&values(images)?, &values(gradient)?);
-                Tensor::from_vec(data, shape, &Device::Cpu)?
-            }
-        }))
+        Ok(out)
     }
 }
 

@@ -14,7 +14,8 @@ pub const WIDTHS: &[usize] = &[PIXELS, 512, 256, CLASSES];
 /// Linear layers, each with batch normalisation, ReLU between them.
 ///
 /// The outputs are normalised too, as in the networks of the paper's experiments: then the scale of no weight
-/// matters, which is what makes the cost's statistics at initialisation a fair guess for its statistics elsewhere.
+/// matters, which is what makes the cost's statistics at initialisation a fair guess for its statistics
+/// elsewhere.
 pub struct Mlp {
     layers: Vec<(Linear, BatchNorm)>,
 }

@@ -8,7 +8,8 @@ use statrs::distribution::{ChiSquared, ContinuousCDF, Normal};
 const MOST_POINTS: usize = 2000;
 /// Points of a drawn curve.
 const CURVE: usize = 200;
-/// Batch sizes within this factor share a mean: a design spreads over so many sizes that most have few samples.
+/// Batch sizes within this factor share a mean: a design spreads over so many sizes that most have few
+/// samples.
 const BIN: f64 = std::f64::consts::SQRT_2;
 
 /// A quantity against the batch size.
@@ -237,7 +238,8 @@ fn normal(p: f64) -> f64 {
 
 /// The quantile of χ² with k degrees of freedom, k > 0.
 fn chi_squared(k: f64, p: f64) -> f64 {
-    // The exact quantile takes √k terms a step; from here on Wilson and Hilferty's cube differs by less than 1e-4 of it.
+    // The exact quantile takes √k terms a step; from here on Wilson and Hilferty's cube differs by less than
+    // 1e-4 of it.
     const MANY: f64 = 1000.0;
     if k >= MANY {
         let spread = 2.0 / (9.0 * k);
@@ -323,7 +325,8 @@ mod tests {
             let steps = data.step_sizes.unwrap();
             assert_eq!((steps.steps.len(), steps.asymptote.len()), (CURVE + 1, CURVE + 1));
             assert!(steps.steps.windows(2).all(|pair| pair[0].1 < pair[1].1), "{family}");
-            // The first term left out of η*(Θ) is of relative order sΘ = 0.01, with a factor below 2 for these models.
+            // The first term left out of η*(Θ) is of relative order sΘ = 0.01, with a factor below 2 for
+            // these models.
             close(steps.steps[0].1, steps.asymptote[0].1, 0.02);
             assert!(steps.steps[CURVE].1 < steps.plateau);
             close(steps.steps[CURVE].1, steps.plateau, 0.02);

@@ -10,8 +10,8 @@ use rfdescent::estimation::{Diagnostics, Fit, Sample};
 use crate::error::CliError;
 use data::PlotData;
 
-/// Losses, squared losses and squared gradient norms against the batch size and against the quantiles of their distributions
-/// under the model; with `model`, its step sizes.
+/// Losses, squared losses and squared gradient norms against the batch size and against the quantiles of
+/// their distributions under the model; with `model`, its step sizes.
 pub fn svg(
     samples: &[Sample],
     fit: &Fit,

@@ -7,7 +7,8 @@ use crate::data::Dataset;
 use crate::error::CliError;
 use crate::network::{Mode, Network};
 
-/// Images of one pass: large enough to keep the matrix products busy, small enough for the convolutions' memory.
+/// Images of one pass: large enough to keep the matrix products busy, small enough for the convolutions'
+/// memory.
 const BATCH: usize = 1000;
 
 /// What the network does on images it was not trained on.

@@ -3,6 +3,7 @@
 pub mod baseline;
 pub mod evaluate;
 pub mod fit;
+mod origin;
 pub mod report;
 pub mod rfd;
 
@@ -37,7 +38,7 @@ pub trait Method {
 pub struct MethodStep {
     /// ‖g‖.
     pub grad_norm: Option<f64>,
-    /// The gradient cost quotient Θ, of RFD as published.
+    /// The gradient cost quotient Θ, of the fitted method.
     pub theta: Option<f64>,
     /// η.
     pub step_size: Option<f64>,

@@ -13,7 +13,7 @@ use crate::terminal::print;
 /// One method's training, as in `run.json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct MethodReport {
-    /// `RFD`, `adaptive`, `SGD` or `Adam`.
+    /// `fitted`, `adaptive`, `SGD` or `Adam`.
     pub method: &'static str,
     /// The learning rate it was given; none for the first two.
     pub learning_rate: Option<f64>,
@@ -54,7 +54,7 @@ pub struct SeedReport {
 /// A method with one setting, averaged over the seeds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// `RFD`, `adaptive`, `SGD` or `Adam`.
+    /// `fitted`, `adaptive`, `SGD` or `Adam`.
     pub method: &'static str,
     /// The learning rate it was given; none for the first two.
     pub learning_rate: Option<f64>,
@@ -208,14 +208,13 @@ impl Printer {
         let epochs = first.validation_loss.len();
         let seeds: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
         let fits: Vec<&Fitted> = seeds.iter().filter_map(|seed| seed.fit.as_ref()).collect();
-        let own_rate = if fits.is_empty() { "-" } else { "fitted" };
         let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
         self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
         let mut header = format!("{:<8} {:>13}", "method", "learning rate");
         (1..=epochs).for_each(|epoch| header += &format!(" {:>18}", format!("epoch {epoch}")));
         self.line(header);
         for summary in summaries {
-            let rate = summary.learning_rate.map_or(own_rate.into(), |rate| rate.to_string());
+            let rate = summary.learning_rate.map_or("-".into(), |rate| rate.to_string());
             let mut line = format!("{:<8} {rate:>13}", summary.method);
             for (loss, accuracy) in summary.validation_loss.iter().zip(&summary.accuracy) {
                 line += &format!(" {:>18}", format!("{} ({:.2} %)", fixed(*loss, 4), 100.0 * accuracy));
@@ -237,7 +236,9 @@ impl Printer {
             "Nothing was tuned for the adaptive method, nor fitted.".into()
         } else {
             let cost = fits.iter().map(|fit| fit.epochs_of_samples).sum::<f64>() / fits.len() as f64;
-            format!("Nothing was tuned for RFD; its auto-fit looked at {cost:.2} epochs worth of images.")
+            format!(
+                "Nothing was tuned for the fitted method; its auto-fit looked at {cost:.2} epochs worth of images."
+            )
         };
         self.line(format!(
             "{untuned} SGD and Adam each show a grid of learning rates, of which the best is known only after training \

@@ -14,8 +14,9 @@ use crate::error::CliError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MethodKind {
-    /// As published: the covariance is fitted to samples at random initialisations first
-    Rfd,
+    /// RFD as published: the covariance is fitted to samples at random initialisations first
+    #[value(alias = "rfd")]
+    Fitted,
     /// Without a fit, from what training itself shows
     Adaptive,
 }
@@ -24,7 +25,7 @@ impl MethodKind {
     /// Its name in the columns of tables and in reports.
     pub fn name(self) -> &'static str {
         match self {
-            MethodKind::Rfd => "RFD",
+            MethodKind::Fitted => "fitted",
             MethodKind::Adaptive => "adaptive",
         }
     }
@@ -34,7 +35,7 @@ impl MethodKind {
 impl fmt::Display for MethodKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            MethodKind::Rfd => "RFD",
+            MethodKind::Fitted => "the fitted method",
             MethodKind::Adaptive => "the adaptive method",
         })
     }

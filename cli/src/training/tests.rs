@@ -55,7 +55,8 @@ fn the_mlp_learns_the_generated_classes_and_a_linear_classifier_much_less() {
     };
     let mlp = accuracy(&Network::new(NetworkKind::Mlp, DTYPE, 1).unwrap());
     let linear = accuracy(&Network::linear(DTYPE, 1).unwrap());
-    // Seen: 0.86 and 0.48. Chance is 0.1 ± 0.01; the deviation of an accuracy over 1000 images is at most 0.016.
+    // Seen: 0.86 and 0.48. Chance is 0.1 ± 0.01; the deviation of an accuracy over 1000 images is at most
+    // 0.016.
     assert!(mlp > 0.8 && linear < 0.6 && linear > 0.3, "mlp {mlp}, linear {linear}");
 }
 
@@ -89,8 +90,8 @@ fn the_adaptive_method_learns_without_a_model() {
 
 #[test]
 fn training_stops_when_every_step_is_skipped() {
-    // One image only: batch normalisation takes all of it away, every gradient but that of the last bias is zero,
-    // and with a NaN in the parameters the loss is not finite.
+    // One image only: batch normalisation takes all of it away, every gradient but that of the last bias is
+    // zero, and with a NaN in the parameters the loss is not finite.
     let data = Dataset::new(
         "test".into(),
         Images::new(vec![7; 40 * PIXELS], vec![3; 40]),

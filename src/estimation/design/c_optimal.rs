@@ -1,15 +1,17 @@
 //! The exact design: two batch sizes at most.
 //!
-//! Let M be the information (2×2) of old and new mini-batches, one of size b adding w·(1, x)(1, x)ᵀ with x = 1/b,
-//! w = 1/σ_b². Since Var(β̂₀) = (M⁻¹)₀₀ = max over u of 2u₀ − uᵀMu, exchanging minimum and maximum and maximising over the
-//! length of u = s·(1, −r) leaves a convex problem in one number, the batch size r at which the line u vanishes:
+//! Let M be the information (2×2) of old and new mini-batches, one of size b adding w·(1, x)(1, x)ᵀ with x =
+//! 1/b, w = 1/σ_b². Since Var(β̂₀) = (M⁻¹)₀₀ = max over u of 2u₀ − uᵀMu, exchanging minimum and maximum and
+//! maximising over the length of u = s·(1, −r) leaves a convex problem in one number, the batch size r at
+//! which the line u vanishes:
 //!
 //! 1/Var = min over r of (1, −r) M_old (1, −r)ᵀ + budget · max over b of φ(b; r)²,
 //! φ(b; r) = (b − r)/(√2·√b·(b + ρ)), ρ = β₁/β₀ (in units of β₀).
 //!
-//! New mini-batches go where φ² is largest. Left of r that is the smallest batch size; right of r, φ rises to one
-//! maximum and falls, at the positive root of b² − (ρ + 3r)b − ρr = 0. So there are two candidates, and the best r is
-//! either where both are equal (new mini-batches of both sizes) or to one side of it (all of one size).
+//! New mini-batches go where φ² is largest. Left of r that is the smallest batch size; right of r, φ rises to
+//! one maximum and falls, at the positive root of b² − (ρ + 3r)b − ρr = 0. So there are two candidates, and
+//! the best r is either where both are equal (new mini-batches of both sizes) or to one side of it (all of
+//! one size).
 
 use super::{DesignProblem, weight};
 
@@ -36,7 +38,8 @@ impl Candidates {
         if self.phi(low, r) >= self.phi(high, r) { low } else { high }
     }
 
-    /// The r at which both candidates are equally good: φ at the right one falls with r, −φ at the left one grows.
+    /// The r at which both candidates are equally good: φ at the right one falls with r, −φ at the left one
+    /// grows.
     fn balance(&self) -> f64 {
         let right_wins = |r: f64| self.phi(self.right(r), r) > -self.phi(self.min, r);
         let mut high = 2.0 * self.min + self.noise_ratio;
@@ -63,7 +66,8 @@ pub(super) fn further_counts(problem: &DesignProblem, drawn: &[(u64, f64)], budg
     let (balance, left) = (candidates.balance(), candidates.min);
     let right = candidates.right(balance);
 
-    // What a mini-batch adds to Σ w·x·(1 − r·x), the derivative of the first term by r (up to −2): 0 at the best r.
+    // What a mini-batch adds to Σ w·x·(1 − r·x), the derivative of the first term by r (up to −2): 0 at the
+    // best r.
     let pull = |b: f64, r: f64| weight(noise_ratio, b) / b * (1.0 - r / b);
     let drawn_pull = |r: f64| drawn.iter().map(|&(b, count)| count * pull(b as f64, r)).sum::<f64>();
     let new_pull = |b: f64, r: f64| budget / b * pull(b, r);

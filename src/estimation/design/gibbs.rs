@@ -8,14 +8,15 @@ use argmin::solver::neldermead::NelderMead;
 /// e⁻⁴⁰ ≈ 4e-18 is nothing to a sum in f64, also where it is multiplied by a batch size.
 const NEGLIGIBLE: f64 = 40.0;
 
-/// Cells of the quadrature are this fraction of the batch size wide. Where the distribution's mass is, λ₂·width is then
-/// about 1/16, and the three-point rule's relative error (λ₂·width)⁶/2e6 below rounding.
+/// Cells of the quadrature are this fraction of the batch size wide. Where the distribution's mass is,
+/// λ₂·width is then about 1/16, and the three-point rule's relative error (λ₂·width)⁶/2e6 below rounding.
 const CELL: f64 = 1.0 / 16.0;
 
-/// Largest λ₁/(2β₀²). Where β₁/β₀ is far above the smallest batch size the objective keeps falling as λ₁ and λ₂ grow
-/// together: the distribution degenerates to two peaks, of which the c-optimal design is the better version, and no
-/// optimum exists. Up to this value the upper peak, near b = β₁/β₀, keeps a standard deviation of √(8/1024) = 9 % of b, so
-/// that the form keeps the spread it is there for, and the quadrature (cells of 6 %) resolves it.
+/// Largest λ₁/(2β₀²). Where β₁/β₀ is far above the smallest batch size the objective keeps falling as λ₁ and
+/// λ₂ grow together: the distribution degenerates to two peaks, of which the c-optimal design is the better
+/// version, and no optimum exists. Up to this value the upper peak, near b = β₁/β₀, keeps a standard
+/// deviation of √(8/1024) = 9 % of b, so that the form keeps the spread it is there for, and the quadrature
+/// (cells of 6 %) resolves it.
 const MAX_ATTRACTION: f64 = 1024.0;
 
 /// A list of more batch sizes than this is of no use to anyone; 16 MB.
@@ -38,13 +39,15 @@ impl Gibbs {
         self.attraction * 2.0 * weight(self.noise_ratio, b) - self.cost * (b - self.min)
     }
 
-    /// Where the tail has become negligible: relative to ν(min), ν(b) is at most exp(λ₁/(2β₀²) − λ₂(b − min)).
+    /// Where the tail has become negligible: relative to ν(min), ν(b) is at most exp(λ₁/(2β₀²) − λ₂(b −
+    /// min)).
     fn last(&self) -> f64 {
         let last = self.min + (self.attraction + NEGLIGIBLE) / self.cost;
         last.ceil().min(self.max)
     }
 
-    /// Probabilities at the batch sizes `nodes`, each standing for `weight` neighbours, up to a common factor.
+    /// Probabilities at the batch sizes `nodes`, each standing for `weight` neighbours, up to a common
+    /// factor.
     fn density(&self, nodes: impl Iterator<Item = (f64, f64)> + Clone) -> Vec<(f64, f64)> {
         let top = nodes.clone().map(|(b, _)| self.log_density(b)).fold(f64::NEG_INFINITY, f64::max);
         nodes.map(|(b, weight)| (b, weight * (self.log_density(b) - top).exp())).collect()
@@ -55,12 +58,12 @@ impl Gibbs {
         [self.attraction * 2.0 * problem.variance * problem.variance, self.cost]
     }
 
-    /// The best λ₁, λ₂ ≥ 0 by Nelder–Mead from several starts, then once more from the best end, as a collapsed simplex
-    /// may have stopped short.
+    /// The best λ₁, λ₂ ≥ 0 by Nelder–Mead from several starts, then once more from the best end, as a
+    /// collapsed simplex may have stopped short.
     ///
-    /// The search runs in (angle, log λ₂) with λ₁/(2β₀²) = 1024·sin²(angle): no value of these is out of bounds, and the
-    /// search can settle where λ₁ is at either of its bounds. In units of the inverse mean batch size of the c-optimal
-    /// design λ₂ is of order 1 whatever the problem.
+    /// The search runs in (angle, log λ₂) with λ₁/(2β₀²) = 1024·sin²(angle): no value of these is out of
+    /// bounds, and the search can settle where λ₁ is at either of its bounds. In units of the inverse mean
+    /// batch size of the c-optimal design λ₂ is of order 1 whatever the problem.
     pub fn optimal(problem: &DesignProblem) -> Result<Gibbs> {
         let exact: Vec<(f64, f64)> =
             c_optimal::further_counts(problem, &[], 1.0).iter().map(|&(b, n)| (b as f64, n)).collect();
@@ -94,7 +97,8 @@ impl Gibbs {
         Ok(gibbs)
     }
 
-    /// How many mini-batches of which sizes to draw with `budget` examples after those already `drawn`, in proportion.
+    /// How many mini-batches of which sizes to draw with `budget` examples after those already `drawn`, in
+    /// proportion.
     pub fn further_counts(&self, drawn: &[(u64, f64)], budget: f64) -> Vec<(u64, f64)> {
         let support = (self.min as u64..=self.last() as u64).map(|b| (b as f64, 1.0));
         let density = self.density(support);
@@ -115,8 +119,8 @@ impl Gibbs {
 
 /// The sum over all whole numbers b in [min, max] as one over far fewer nodes (b, weight).
 ///
-/// A cell of n neighbours is replaced by three nodes, its middle and middle ± h, with h² = (3n² − 7)/20 and weights
-/// n(n²−1)/(24h²) at the sides: the discrete Gauss rule, exact for polynomials of degree 5.
+/// A cell of n neighbours is replaced by three nodes, its middle and middle ± h, with h² = (3n² − 7)/20 and
+/// weights n(n²−1)/(24h²) at the sides: the discrete Gauss rule, exact for polynomials of degree 5.
 fn nodes(min: f64, max: f64) -> Vec<(f64, f64)> {
     // Beyond 2⁵² whole numbers are no longer told apart.
     let max = max.min(2f64.powi(52));

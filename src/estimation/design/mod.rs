@@ -1,11 +1,12 @@
 //! Which batch sizes to sample, so that the fitted C(0) is as precise as a number of examples allows.
 //!
-//! With σ_b² = 2(β₀ + β₁/b)², the variance of β̂₀ times the number of examples used is (paper, Eq. "the optimization
-//! target", multiplied out with its lemma "Variance of β̂₀")
+//! With σ_b² = 2(β₀ + β₁/b)², the variance of β̂₀ times the number of examples used is (paper, Eq. "the
+//! optimization target", multiplied out with its lemma "Variance of β̂₀")
 //!
 //! E\[B\]·E\[1/(σ²B²)\] / (E\[1/σ²\]·E\[1/(σ²B²)\] − E\[1/(σ²B)\]²).
 //!
-//! It depends on the distribution of B alone. Everything here is computed in units of β₀, so only the ratio β₁/β₀ matters.
+//! It depends on the distribution of B alone. Everything here is computed in units of β₀, so only the ratio
+//! β₁/β₀ matters.
 
 mod c_optimal;
 mod gibbs;
@@ -19,8 +20,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DesignKind {
-    /// ν(b) ∝ exp(λ₁/σ_b² − λ₂b) with the best λ₁, λ₂ ≥ 0 (paper, section "Batch size distribution"): spreads the batch
-    /// sizes out, which is safe against a wrong first guess of β₀ and β₁.
+    /// ν(b) ∝ exp(λ₁/σ_b² − λ₂b) with the best λ₁, λ₂ ≥ 0 (paper, section "Batch size distribution"): spreads
+    /// the batch sizes out, which is safe against a wrong first guess of β₀ and β₁.
     #[default]
     Gibbs,
     /// The two batch sizes that give the smallest variance per example of all distributions.
@@ -82,12 +83,14 @@ impl Design {
         self.gibbs.map(|gibbs| gibbs.lambda(&self.problem))
     }
 
-    /// Batch sizes in increasing order, each with its share of the mini-batches to draw; the shares add up to 1.
+    /// Batch sizes in increasing order, each with its share of the mini-batches to draw; the shares add up to
+    /// 1.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
 
-    /// Var(β̂₀) times the number of examples; for a design against earlier batches, of those and the new ones together.
+    /// Var(β̂₀) times the number of examples; for a design against earlier batches, of those and the new ones
+    /// together.
     pub fn objective(&self) -> f64 {
         self.relative_objective * self.problem.variance * self.problem.variance
     }
@@ -108,10 +111,12 @@ impl Design {
         self.points[index.min(self.points.len() - 1)].0
     }
 
-    /// What to draw next: the design of the `further` examples, given mini-batches drawn already (count by batch size).
+    /// What to draw next: the design of the `further` examples, given mini-batches drawn already (count by
+    /// batch size).
     ///
-    /// The c-optimal one is the exact minimiser of Var(β̂₀) for old and new mini-batches together. For the Gibbs form, the
-    /// counts that its distribution would have in total, less those there are, clipped at 0 (as in the published method).
+    /// The c-optimal one is the exact minimiser of Var(β̂₀) for old and new mini-batches together. For the
+    /// Gibbs form, the counts that its distribution would have in total, less those there are, clipped at 0
+    /// (as in the published method).
     pub fn after(&self, drawn: &BTreeMap<u64, u64>, further: u64) -> Design {
         let drawn: Vec<(u64, f64)> =
             drawn.iter().filter(|&(&b, _)| b > 0).map(|(&b, &count)| (b, count as f64)).collect();
@@ -146,8 +151,8 @@ impl DesignProblem {
     /// The best design of a family.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a number outside its domain, or when the Gibbs form spreads over more batch sizes
-    /// than can be listed (β₁/β₀ above about 10⁴ and no maximum).
+    /// [`Error::InvalidArgument`] for a number outside its domain, or when the Gibbs form spreads over more
+    /// batch sizes than can be listed (β₁/β₀ above about 10⁴ and no maximum).
     pub fn design(&self, kind: DesignKind) -> Result<Design> {
         self.validate()?;
         let gibbs = match kind {

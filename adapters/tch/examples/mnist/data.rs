@@ -26,7 +26,8 @@ impl Data {
         Ok(Self { train: Part::load(folder, "train")?, validation: Part::load(folder, "t10k")? })
     }
 
-    /// Ten clouds of points in 16 dimensions, drawn as pixels: neighbouring numbers depend on each other, as in images.
+    /// Ten clouds of points in 16 dimensions, drawn as pixels: neighbouring numbers depend on each other, as
+    /// in images.
     pub fn generate() -> Self {
         let randn = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu));
         let (centres, drawing) = (randn([10, 16]), randn([16, PIXELS]));

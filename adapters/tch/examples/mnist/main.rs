@@ -1,5 +1,5 @@
-//! Trains the network of `rfdescent train`, an MLP 784-512-256-10 with batch normalisation after every linear layer, with
-//! Random Function Descent; nothing is tuned. With `--method adaptive` there is no fit either.
+//! Trains the network of `rfdescent train`, an MLP 784-512-256-10 with batch normalisation after every linear
+//! layer, with Random Function Descent; nothing is tuned. With `--method adaptive` there is no fit either.
 //!
 //!     cargo run --release --example mnist -- --data DIR
 //!
@@ -28,7 +28,7 @@ struct Args {
     #[arg(long)]
     data: Option<PathBuf>,
     /// How steps are chosen
-    #[arg(long, value_enum, default_value_t = MethodKind::Rfd)]
+    #[arg(long, value_enum, default_value_t = MethodKind::Fitted)]
     method: MethodKind,
     /// Passes over the training images
     #[arg(long, default_value_t = 3)]
@@ -46,8 +46,8 @@ struct Args {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum MethodKind {
-    /// As published: the covariance is fitted first
-    Rfd,
+    /// RFD as published: the covariance is fitted first
+    Fitted,
     /// Without a fit
     Adaptive,
 }
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let method = match args.method {
-        MethodKind::Rfd => Rfd::new(fit(&data, args.seed, device)?),
+        MethodKind::Fitted => Rfd::new(fit(&data, args.seed, device)?),
         MethodKind::Adaptive => Rfd::new(Adaptive::default()),
     };
 

@@ -28,7 +28,8 @@ pub fn variable(store: &VarStore, name: &str, values: &[f32]) -> Tensor {
     store.root().add(name, Tensor::from_slice(values), true)
 }
 
-/// Gives the variable a gradient of any kind and layout; tch has no call for that. The gradient must have the variable's size.
+/// Gives the variable a gradient of any kind and layout; tch has no call for that. The gradient must have the
+/// variable's size.
 pub fn plant_gradient(variable: &Tensor, gradient: &Tensor) {
     (variable * 1.0).sum(variable.kind()).backward();
     variable.grad().set_data(gradient);

@@ -1,0 +1,259 @@
+"""What an optimizer remembers, as PyTorch saves it: velocities, master weights, counts and history."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import sharded
+from ._engine import Engine, fresh_history, validate
+from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
+from ._groups import Groups
+from ._names import in_order_of
+from ._state import History, State
+
+__all__ = ["Memory", "check_not_capturing", "is_half", "is_later"]
+
+
+class Memory(Groups):
+    """Groups of parameters with a state, which is the engine's; without one it lies in self.state as
+    `state_dict` gives it.
+    """
+
+    _engine: Engine | None = None
+    # Whether self.state has a copy of the engine's.
+    _shown = False
+    # Attributes beside those of PyTorch's optimizers.
+    _OWN: tuple[str, ...] = ("_max_step_size", "_master_weights", "_stochastic_rounding", "_process_group")
+    # Settings of groups by which a saved state is known to be of this method.
+    _SIGNS: tuple[str, ...] = ()
+
+    def _retire(self) -> None:
+        """Puts the engine's state into self.state and gives the engine up."""
+        if self._engine is not None:
+            check_not_capturing(self._engine.device)
+            self._show_state()
+            self._engine = None
+
+    def _counts(self) -> tuple[int, int]:
+        entries = [entry for entry in self.state.values() if "step" in entry]
+        if not entries:
+            return 0, 0
+        return int(entries[0]["step"]), int(entries[0].get("skipped", 0))
+
+    @torch.no_grad()
+    def _export(self) -> dict[Tensor, dict[str, Any]]:
+        """The state of every parameter as tensors."""
+        entries: dict[Tensor, dict[str, Any]] = {}
+        engine = self._engine
+        history: History | None
+        if engine is None:
+            applied, skipped = self._counts()
+            history = self._kept_history()
+        else:
+            flat = engine.get_state()
+            applied, skipped = flat.applied_steps, flat.skipped_steps
+            history = flat.history
+            # The groups may list others by now, or these in another order.
+            positions = {id(param): position for position, param in enumerate(engine.parameters)}
+        names = iter(self._names())
+        for group in self.param_groups:
+            for param, name in zip(group["params"], names):
+                if is_later(param):
+                    continue
+                local = sharded.local(param)
+                entry = {
+                    key: torch.tensor(float(count), device="cpu")
+                    for key, count in (("step", applied), ("skipped", skipped))
+                }
+                buffers: dict[str, Tensor | None] = {}
+                own: dict[str, float] | None = None
+                if engine is None:
+                    saved = self.state.get(param, {})
+                    shape = param.shape
+                    buffers = {kind: saved.get(kind) for kind in ("velocity", "master")}
+                    own = kept_numbers(saved, OF_TENSOR)
+                elif (position := positions.get(id(param))) is not None:
+                    shape = local.shape
+                    own = None if history is None else history.tensors[position]
+                    buffers = {
+                        kind: engine.table.shaped(position, values[position], local.device)
+                        for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
+                    }
+                for kind, values in buffers.items():
+                    if values is not None and values.shape != shape:
+                        _warn_of_new_shape(name, kind, values, shape)
+                        buffers[kind] = None
+                # What the first step would make; so that a state always has the same tensors.
+                if self._has_velocity(group) and buffers.get("velocity") is None:
+                    buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
+                    own = None
+                if self._master_weights and is_half(local) and buffers.get("master") is None:
+                    buffers["master"] = local.to(torch.float32)
+                for key, values in buffers.items():
+                    if values is not None:
+                        entry[key] = sharded.as_sharded(values, param)
+                if history is not None:
+                    entry |= named_numbers(SHARED, history.shared)
+                    entry |= named_numbers(OF_TENSOR, fresh_history().tensors[0] if own is None else own)
+                entries[param] = entry
+        return entries
+
+    def _kept_history(self) -> History | None:
+        """What self.state has of the history that tensors share; None with a method that has none."""
+        if not self._ADAPTIVE:
+            return None
+        fresh = fresh_history()
+        kept = (kept_numbers(entry, SHARED) for entry in self.state.values())
+        return fresh._replace(shared=next(filter(None, kept), fresh.shared))
+
+    def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
+        """What self.state holds, as the library takes it; None when there is nothing."""
+        velocities: list[Tensor | None] = []
+        masters: list[Tensor | None] = []
+        histories: list[dict[str, float] | None] = []
+        groups = [group for group in self.param_groups for _ in group["params"]]
+        for name, group, param, local in zip(self._names(), groups, parameters, params):
+            entry = {key: self.state.get(param, {}).get(key) for key in ("velocity", "master")}
+            for kind, values in entry.items():
+                if values is not None and values.shape != param.shape:
+                    _warn_of_new_shape(name, kind, values, param.shape)
+                    entry[kind] = None
+            moving = self._has_velocity(group)
+            velocity = entry["velocity"] if moving else None
+            master = entry["master"] if self._master_weights and is_half(local) else None
+            if master is not None:
+                # Where a parameter is not its master weight rounded it has been written to since.
+                kept = sharded.part(master, param).to(local.device)
+                master = torch.where(kept.to(local.dtype) == local, kept, local.to(kept.dtype))
+            if velocity is not None:
+                velocity = sharded.part(velocity, param)
+            velocities.append(_flat(velocity, local, _velocity_dtype(local)))
+            masters.append(_flat(master, local, torch.float32))
+            # It says how much of the average a velocity has, so that it is nothing without.
+            lost = moving and velocity is None
+            histories.append(None if lost else kept_numbers(self.state.get(param, {}), OF_TENSOR))
+        counts = self._counts()
+        if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
+            return None
+        history = self._kept_history()
+        if history is not None:
+            (fresh,) = history.tensors
+            history = history._replace(tensors=[fresh if own is None else own for own in histories])
+        return State(*counts, velocities, masters, history)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every optimizer: plain numbers and tensors, of the shapes and on the devices of the
+        parameters.
+
+        Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum or
+        averaged gradients, ``master`` with master weights; with the adaptive method what it remembers, each
+        number by its name: ``history.loss`` and others (of losses, alike in all), ``tensor_history.squares``
+        and others. Copies are made. On a CUDA device it waits for the steps.
+        """
+        self._show_state()
+        return super().state_dict()
+
+    def _show_state(self) -> None:
+        """Copies the engine's state to self.state, where PyTorch looks too, until the next step."""
+        self.state = type(self.state)(dict, self._export())
+        self._shown = True
+
+    def _hide_state(self) -> None:
+        for param in self._parameters():
+            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
+            self.state[param] = {}
+        self._shown = False
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` gave.
+
+        Parameters that have names in both are found by name, whatever their order; else by position. Buffers
+        keep their format: PyTorch would round them to that of the parameters.
+        """
+        loaded: dict[str, Any] = {}
+
+        def keep(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            loaded.update(in_order_of(self.param_groups, given))
+            return loaded
+
+        def restore(_: Any) -> None:
+            self._take(loaded)
+
+        before = self.register_load_state_dict_pre_hook(keep)
+        after = self.register_load_state_dict_post_hook(restore, prepend=True)
+        previous = (self._engine, self.state, self.param_groups)
+        try:
+            super().load_state_dict(state_dict)
+        except Exception:
+            self._engine, self.state, self.param_groups = previous
+            raise
+        finally:
+            before.remove()
+            after.remove()
+
+    def _take(self, loaded: dict[str, Any]) -> None:
+        """Makes the state that of a loaded dict, whose entries are by position."""
+        for group in loaded["param_groups"]:
+            missing = [key for key in self._SIGNS if key not in group]
+            if missing:
+                raise ValueError(
+                    f"the state has no {missing[0]} in its groups, so it is not {type(self).__name__}'s but "
+                    "that of another optimizer, whose lr and buffers mean something else; start without it"
+                )
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        validate(*self._options())
+        fresh = fresh_history() if self._ADAPTIVE else None
+        positions = [key for group in loaded["param_groups"] for key in group["params"]]
+        state: dict[Tensor, dict[str, Any]] = {}
+        for name, key, param in zip(self._names(), positions, self._parameters()):
+            state[param] = load_entry(name, loaded["state"].get(key, {}), param.shape, fresh)
+        self.state = type(self.state)(dict, state)
+        self._engine = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling and copying: without the library's handle."""
+        attributes = {key: self.__dict__[key] for key in self._OWN}
+        return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
+
+
+def is_half(param: Tensor) -> bool:
+    return param.dtype in (torch.float16, torch.bfloat16)
+
+
+def _velocity_dtype(param: Tensor) -> torch.dtype:
+    return torch.float64 if param.dtype is torch.float64 else torch.float32
+
+
+def is_later(param: Tensor) -> bool:
+    """Whether the parameter has no memory yet."""
+    return torch.nn.parameter.is_lazy(param) or param.is_meta
+
+
+def check_not_capturing(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the first step, and that after a change of parameters, allocates memory: take one step before "
+            "capturing a CUDA graph"
+        )
+
+
+def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) -> None:
+    remedy = "it starts at zero" if kind == "velocity" else "it is made from the parameter"
+    warnings.warn(
+        f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}",
+        stacklevel=2,
+    )
+
+
+def _flat(values: Tensor | None, local: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A buffer as the library takes it: flat, in the order of the parameter's memory."""
+    if values is None:
+        return None
+    ordered = torch.empty_strided(local.shape, local.stride(), dtype=dtype, device="cpu").copy_(values)
+    return ordered.as_strided((local.numel(),), (1,))

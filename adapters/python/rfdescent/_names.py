@@ -1,0 +1,90 @@
+"""Tensors of a saved state by their names, where both the state and the optimizer have names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["in_order_of"]
+
+Group = Mapping[str, Any]
+
+
+def in_order_of(groups: Sequence[Group], state: dict[str, Any]) -> dict[str, Any]:
+    """A loaded state with its groups and their parameters in the order of the optimizer's groups.
+
+    By position, as it is, where one of the two has no names. The names that the optimizer was given stay.
+    ValueError names the tensors that only one of the two has.
+    """
+    saved = state.get("param_groups", [])
+    if _names(groups) is None:
+        return state
+    # torch.distributed.checkpoint has found each parameter by its name, which stands in place of its number.
+    numbered = all(isinstance(key, int) for group in saved for key in group["params"])
+    if numbered and _names(saved) is not None:
+        saved = _arranged(groups, saved)
+    elif [len(group["params"]) for group in saved] != [len(group["params"]) for group in groups]:
+        # PyTorch's error.
+        return state
+    given = [
+        {**group, "param_names": list(own["param_names"])} if "param_names" in own else group
+        for own, group in zip(groups, saved)
+    ]
+    return {**state, "param_groups": given}
+
+
+def _names(groups: Sequence[Group]) -> list[str] | None:
+    """Those of all parameters; None where one has none, or two have the same."""
+    names: list[str] = []
+    for group in groups:
+        own = group.get("param_names", [])
+        if len(own) != len(group["params"]):
+            return None
+        names += own
+    return names if len(set(names)) == len(names) else None
+
+
+def _arranged(groups: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
+    home = {name: index for index, group in enumerate(saved) for name in group.get("param_names", [])}
+    own = [name for group in groups for name in group.get("param_names", [])]
+    differences = [
+        f"{what} {_listed(names)}"
+        for what, names in (
+            ("lacks", [name for name in own if name not in home]),
+            ("additionally has", sorted(home.keys() - own)),
+        )
+        if names
+    ]
+    if differences:
+        raise ValueError(
+            f"the state {' and '.join(differences)}; load it into an optimizer for the same parameters, "
+            "or take param_names out of its groups, to go by position"
+        )
+    arranged = []
+    for index, group in enumerate(groups):
+        names = group.get("param_names", [])
+        # Those of an empty group are not known by their tensors.
+        sources = {home[name] for name in names} or {index}
+        if len(sources) > 1:
+            one, other = (
+                next(name for name in names if home[name] == source) for source in list(sources)[:2]
+            )
+            raise ValueError(
+                f"param_groups[{index}] has `{one}` and `{other}`, which are in different groups in the "
+                "state; load it into an optimizer with the same groups"
+            )
+        (source,) = sources
+        if source >= len(saved) or len(saved[source]["params"]) != len(names):
+            raise ValueError(
+                f"param_groups[{index}] has other parameters than that group in the state; load it into an "
+                "optimizer with the same groups"
+            )
+        keys = dict(zip(saved[source].get("param_names", []), saved[source]["params"]))
+        arranged.append({**saved[source], "params": [keys[name] for name in names]})
+    return arranged
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first few."""
+    shown = ", ".join(f"`{name}`" for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,191 @@
+//! Draws samples until the fit is precise enough.
+
+mod guess;
+mod run;
+mod sampler;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+pub use sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
+
+use self::guess::Guess;
+use self::run::{Advance, Run};
+use self::sampler::check_tensors;
+use super::EstimationError;
+use super::design::DesignKind;
+use super::fit::{Fit, try_fit};
+use super::statistics::SampleStatistics;
+use super::tensors::{TensorDims, TensorFits, fit_tensors};
+use crate::{Moments, Result};
+
+/// Draws samples at batch sizes of its choice until the relative standard deviation of the fitted C(0) is
+/// below a tolerance (paper, section "Variance estimation in detail", Eq. "relative std").
+///
+/// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need (without a
+/// fit, a fifth of the samples so far, or `initial_budget` if that is more), the samples are fitted and the
+/// batch sizes designed anew. Each decision follows from the samples before it, in their order, and the seed;
+/// so a run that was interrupted anywhere and resumed from its cache ends with bitwise the same fit as one
+/// that was not.
+#[derive(Clone, Debug)]
+pub struct AutoFit {
+    /// Relative standard deviation of C(0) at which to stop; 0.3, as in the paper.
+    pub tolerance: f64,
+    /// Examples to draw before the first fit; 6000, as in the paper.
+    pub initial_budget: u64,
+    /// Examples to draw at most, those in the cache included; 1,000,000: twice the paper's worst run.
+    pub max_budget: u64,
+    /// Smallest batch size to draw, below 2²⁰; 20, as in the paper, where smaller ones upset batch
+    /// normalisation.
+    pub min_batch_size: u64,
+    /// Largest batch size to draw: the size of the data set. Without it, the budget is the limit; with or
+    /// without, 2²⁰ is.
+    pub max_batch_size: Option<u64>,
+    /// Everything random follows from it; 0.
+    pub seed: u64,
+    /// How batch sizes are chosen; the Gibbs form.
+    pub design: DesignKind,
+    /// CSV file that keeps the samples: created, or gone on from. A row is handed to the operating system as
+    /// soon as it is drawn. Columns `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>` for each of
+    /// the sampler's tensors; files with further columns, or without those of tensors, are kept as they are.
+    /// One file for each network and data set: nothing in it says what it holds samples of.
+    pub cache: Option<PathBuf>,
+}
+
+impl Default for AutoFit {
+    fn default() -> Self {
+        AutoFit {
+            tolerance: 0.3,
+            initial_budget: 6000,
+            max_budget: 1_000_000,
+            min_batch_size: 20,
+            max_batch_size: None,
+            seed: 0,
+            design: DesignKind::default(),
+            cache: None,
+        }
+    }
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Mini-batches so far.
+    pub batches: u64,
+    /// Examples so far.
+    pub samples: u64,
+    /// Examples that will have been needed in the end, by the last fit; `None` before the first.
+    pub needed: Option<u64>,
+    /// Relative standard deviation of C(0) in the last fit.
+    pub relative_std: Option<f64>,
+    /// Where it has to come below.
+    pub tolerance: f64,
+}
+
+/// A finished run.
+#[derive(Clone, Debug)]
+pub struct AutoFitted {
+    /// The fit to all samples.
+    pub fit: Fit,
+    /// d, as the sampler said.
+    pub dims: u64,
+    /// The tensors, as the sampler said.
+    pub tensors: Vec<TensorDims>,
+    /// The samples' statistics, for diagnostics or another fit.
+    pub statistics: SampleStatistics,
+    /// What the user should know: a cut-off row dropped from the cache, a budget too small for the tolerance.
+    pub warnings: Vec<String>,
+}
+
+impl AutoFitted {
+    /// The moments a covariance model is made of.
+    pub fn moments(&self) -> Moments {
+        self.fit.moments(self.dims)
+    }
+
+    /// One length scale for each tensor, from the same samples.
+    ///
+    /// # Errors
+    /// Those of [`fit_tensors`]: [`EstimationError::NoTensors`] where the sampler has no tensors, or the
+    /// samples went on from a cache without them.
+    pub fn fit_tensors(&self) -> Result<TensorFits> {
+        fit_tensors(&self.statistics, &self.tensors)
+    }
+}
+
+/// Shares of the predicted total need that a chunk spans: at most a fifth, as published, so that a poor early
+/// fit does not decide over everything; and not so few that the run stops at a lucky moment.
+const CHUNK: (f64, f64) = (0.05, 0.2);
+
+impl AutoFit {
+    /// Draws and fits until the tolerance or the budget is reached.
+    ///
+    /// `progress` is called once before the first sample is drawn and after each one (of a sampler that draws
+    /// many at once, after these); [`ControlFlow::Break`] stops the run. A run that ends at its budget
+    /// returns its fit with a warning that says how many more examples are needed.
+    ///
+    /// # Errors
+    /// - [`Error::InvalidArgument`] for an option outside its domain; [`Error::Io`] and [`Error::File`] for a
+    ///   cache that can't be used, before anything is drawn; [`Error::Tensor`] for a name that can't be a
+    ///   column's; [`Error::Io`] when a row can't be written, e.g. to a full disk.
+    /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
+    /// - [`EstimationError::Interrupted`] when `progress` stops the run.
+    /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
+    /// - [`EstimationError::BudgetExhausted`] when the budget ends without any fit, with the reason.
+    ///
+    /// The cache keeps every sample drawn in each of these cases.
+    pub fn run(
+        &self,
+        sampler: &mut dyn Sampler,
+        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<AutoFitted> {
+        let dims = sampler.dims();
+        let mut guess = Guess::new(self, dims)?;
+        check_tensors(sampler.tensors(), dims)?;
+        let mut run = Run::open(self, sampler, progress)?;
+        loop {
+            let have = run.statistics.samples() as f64;
+            let (fresh, chunk) = match try_fit(&run.statistics) {
+                Ok(fit) if fit.relative_std < self.tolerance => {
+                    // A cache from elsewhere may hold more: use all of it.
+                    if run.take_all_cached()? {
+                        continue;
+                    }
+                    return Ok(run.finish(fit, dims));
+                }
+                Ok(fit) => {
+                    guess.adopt(&fit);
+                    let fresh = guess.design()?;
+                    // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many
+                    // are enough however unfavourable the batch sizes of the old ones were.
+                    let further =
+                        fresh.samples_needed(self.tolerance) - fresh.samples_needed(fit.relative_std);
+                    let need = have + further;
+                    (run.relative_std, run.needed) = (Some(fit.relative_std), Some(need as u64));
+                    // A poor early fit may predict far too much: at most as many again as there are.
+                    (fresh, further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64)
+                }
+                Err(failure @ EstimationError::TooSmall { .. }) => return Err(failure.into()),
+                Err(failure) => {
+                    (run.relative_std, run.needed) = (None, None);
+                    guess.learn_from(&failure);
+                    // In proportion, so that even a run without end fits and designs a few hundred times at
+                    // most.
+                    (guess.design()?, self.initial_budget.max((CHUNK.1 * have) as u64))
+                }
+            };
+            let design = fresh.after(&run.statistics.counts(), chunk);
+            let end = run.statistics.samples().saturating_add(chunk.max(1));
+            if run.advance(&design, end)? == Advance::OutOfBudget {
+                return match try_fit(&run.statistics) {
+                    Ok(fit) => Ok(run.finish(fit, dims)),
+                    Err(source) => {
+                        let (max_budget, samples) = (self.max_budget, run.statistics.samples());
+                        let source = Box::new(source);
+                        Err(EstimationError::BudgetExhausted { max_budget, samples, source }.into())
+                    }
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The samples of a run: from the cache and from the sampler, in an order that an interruption does not
+//! change.
+
+use std::ops::ControlFlow;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
+use super::{AutoFit, AutoFitted, Progress};
+use crate::estimation::cache::{Opened, SampleCache};
+use crate::estimation::{Design, EstimationError, Fit, Sample, SampleStatistics, TensorDims};
+use crate::{Error, Result};
+
+/// How a stretch of a run ended.
+#[derive(PartialEq)]
+pub(super) enum Advance {
+    Done,
+    OutOfBudget,
+}
+
+/// The samples of a run: first the cached ones in their order, then new ones.
+pub(super) struct Run<'a> {
+    options: &'a AutoFit,
+    sampler: &'a mut dyn Sampler,
+    progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    cache: Option<SampleCache>,
+    cached: std::vec::IntoIter<(Sample, Vec<f64>)>,
+    /// The sampler's tensors; empty where the cache has no columns for them.
+    tensors: Vec<TensorDims>,
+    pub(super) statistics: SampleStatistics,
+    pub(super) relative_std: Option<f64>,
+    pub(super) needed: Option<u64>,
+    /// Whether `progress` has been called.
+    reported: bool,
+    warnings: Vec<String>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn open(
+        options: &'a AutoFit,
+        sampler: &'a mut dyn Sampler,
+        progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let mut tensors = sampler.tensors().to_vec();
+        let (cache, cached, warning) = match &options.cache {
+            Some(path) => {
+                let Opened { cache, samples, warning } = SampleCache::open(path, &tensors)?;
+                if !cache.has_tensors() {
+                    tensors.clear();
+                }
+                (Some(cache), samples, warning)
+            }
+            None => (None, Vec::new(), None),
+        };
+        Ok(Run {
+            options,
+            sampler,
+            progress,
+            cache,
+            cached: cached.into_iter(),
+            tensors,
+            statistics: SampleStatistics::new(),
+            relative_std: None,
+            needed: None,
+            reported: false,
+            warnings: warning.into_iter().collect(),
+        })
+    }
+
+    /// Adds all cached samples that are left; whether there were any.
+    pub(super) fn take_all_cached(&mut self) -> Result<bool> {
+        let any = self.cached.len() > 0;
+        while let Some((sample, sq_grad_norms)) = self.cached.next() {
+            self.push(&sample, &sq_grad_norms)?;
+        }
+        Ok(any)
+    }
+
+    fn push(&mut self, sample: &Sample, sq_grad_norms: &[f64]) -> Result<()> {
+        let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
+        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))
+    }
+
+    /// Adds samples until there are `end` examples.
+    pub(super) fn advance(&mut self, design: &Design, end: u64) -> Result<Advance> {
+        while self.statistics.samples() < end {
+            if let Some((sample, sq_grad_norms)) = self.cached.next() {
+                self.push(&sample, &sq_grad_norms)?;
+                continue;
+            }
+            if !self.reported {
+                self.report()?;
+            }
+            let requests = self.requests(design, end);
+            if requests.is_empty() {
+                return Ok(Advance::OutOfBudget);
+            }
+            self.draw(&requests)?;
+            self.report()?;
+        }
+        Ok(Advance::Done)
+    }
+
+    /// The next mini-batches: as many as the sampler takes, until there are `end` examples or the budget is
+    /// used up.
+    fn requests(&self, design: &Design, end: u64) -> Vec<BatchRequest> {
+        let (seed, max_budget) = (self.options.seed, self.options.max_budget);
+        let (mut index, mut samples) = (self.statistics.batches(), self.statistics.samples());
+        let most = if self.tensors.is_empty() { self.sampler.most_at_once().max(1) } else { 1 };
+        let mut requests = Vec::new();
+        while samples < end && requests.len() < most {
+            let batch_size = design.quantile(quantile(seed, index));
+            samples = samples.saturating_add(batch_size);
+            if samples > max_budget {
+                break;
+            }
+            requests.push(BatchRequest { batch_size, seed: stream(seed, index) });
+            index += 1;
+        }
+        requests
+    }
+
+    fn draw(&mut self, requests: &[BatchRequest]) -> Result<()> {
+        if let ([request], false) = (requests, self.tensors.is_empty()) {
+            return self.draw_tensors(request);
+        }
+        let mut drawn = Vec::with_capacity(requests.len());
+        let outcome = self.sampler.sample_many(requests, &mut drawn);
+        for (request, sample) in requests.iter().zip(&drawn) {
+            self.keep(request.batch_size, sample, &[])?;
+        }
+        let missing = requests.get(drawn.len());
+        let source = match outcome {
+            Ok(()) if missing.is_none() => return Ok(()),
+            Ok(()) => "the sampler gave fewer samples than asked for".into(),
+            Err(source) => source,
+        };
+        let of = missing.or(requests.last()).map_or(0, |request| request.batch_size);
+        Err(self.failed(of, source))
+    }
+
+    fn draw_tensors(&mut self, &BatchRequest { batch_size, seed }: &BatchRequest) -> Result<()> {
+        let mut sq_grad_norms = Vec::with_capacity(self.tensors.len());
+        let sample = self
+            .sampler
+            .sample_tensors(batch_size, seed, &mut sq_grad_norms)
+            .map_err(|source| self.failed(batch_size, source))?;
+        if sq_grad_norms.len() != self.tensors.len() {
+            let (found, tensors) = (sq_grad_norms.len(), self.tensors.len());
+            let problem = format!("the sampler gave {found} squared gradient norms for {tensors} tensors");
+            return Err(self.failed(batch_size, problem.into()));
+        }
+        self.keep(batch_size, &sample, &sq_grad_norms)
+    }
+
+    fn keep(
+        &mut self,
+        batch_size: u64,
+        &BatchSample { loss, sq_grad_norm }: &BatchSample,
+        sq_grad_norms: &[f64],
+    ) -> Result<()> {
+        let checked = Sample { loss, sq_grad_norm, batch_size }.validate();
+        checked.map_err(|e| self.failed(batch_size, e.into()))?;
+        // The cache stores the norm: take what a resumed run will read.
+        let grad_norm = sq_grad_norm.sqrt();
+        let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
+        self.push(&sample, sq_grad_norms).map_err(|e| self.failed(batch_size, e.into()))?;
+        match &mut self.cache {
+            Some(cache) => cache.append(loss, grad_norm, batch_size, sq_grad_norms),
+            None => Ok(()),
+        }
+    }
+
+    /// The error of the next sample.
+    fn failed(&self, batch_size: u64, source: SamplerError) -> Error {
+        let (index, cache) = (self.statistics.batches(), self.options.cache.clone());
+        EstimationError::Sampler { index, batch_size, cache, source }.into()
+    }
+
+    fn report(&mut self) -> Result<()> {
+        self.reported = true;
+        let (batches, samples) = (self.statistics.batches(), self.statistics.samples());
+        let Run { needed, relative_std, .. } = *self;
+        let now = Progress { batches, samples, needed, relative_std, tolerance: self.options.tolerance };
+        match (self.progress)(&now) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => {
+                let cache = self.options.cache.clone();
+                Err(EstimationError::Interrupted { batches, samples, cache }.into())
+            }
+        }
+    }
+
+    pub(super) fn finish(self, fit: Fit, dims: u64) -> AutoFitted {
+        let mut warnings = self.warnings;
+        if let Some(unreliable) = fit.reliability(self.options.tolerance) {
+            warnings.push(format!("max_budget = {} is used up: {unreliable}", self.options.max_budget));
+        }
+        let tensors = self.sampler.tensors().to_vec();
+        AutoFitted { fit, dims, tensors, statistics: self.statistics, warnings }
+    }
+}
+
+/// A random number of its own for each sample, so that a resumed run goes on as if it had not been
+/// interrupted.
+fn stream(seed: u64, index: u64) -> u64 {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(index);
+    rng.next_u64()
+}
+
+/// Where in the design's distribution the sample's batch size lies: Weyl's sequence of the golden ratio from
+/// a random start. Any stretch of it fills [0, 1) evenly, so the counts of a chunk follow the design far more
+/// closely than independent draws would, and no draw depends on where a chunk or a run began.
+fn quantile(seed: u64, index: u64) -> f64 {
+    const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+    let position = stream(seed, u64::MAX).wrapping_add(index.wrapping_mul(GOLDEN));
+    (position >> 11) as f64 / (1u64 << 53) as f64
+}

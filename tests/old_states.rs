@@ -1,0 +1,116 @@
+//! States that earlier versions saved, through Rust, C and candle, load and go on with the bits that they
+//! went on with then. `tests/data/states/README.md` says what they are. Python has a test of its own.
+
+mod common;
+mod recorded;
+mod states;
+
+use common::{Owned, grads, params};
+use recorded::{GroupSetup, Setup};
+use rfdescent::covariance::{Family, StepMode};
+use rfdescent::optimizer::{Optimizer, StepInput, TensorSpec};
+use rfdescent::{DType, GradRef};
+use states::{Kind, Recorded};
+
+fn optimizer(kind: Kind) -> Optimizer {
+    let group = GroupSetup::default();
+    let (groups, method) = match kind {
+        Kind::Fitted => (
+            vec![group, GroupSetup { length_scale_factor: 1.25, weight_decay: 1.0 / 64.0, ..group }],
+            recorded::Kind::Fitted {
+                family: Family::Matern52,
+                mode: StepMode::Rfd,
+                conservatism: 0.0,
+                inv_batch_size: 1.0 / 128.0,
+                momentum: vec![0.9, 0.5],
+            },
+        ),
+        Kind::Adaptive => {
+            (vec![group], recorded::Kind::Adaptive { averaging: 0.9, tensorwise: true, loss_bound: 0.0 })
+        }
+    };
+    let setup = Setup {
+        kind: method,
+        moments: states::moments(),
+        groups,
+        multiplier: 1.0,
+        max_step_size: None,
+        stochastic_rounding: None,
+        master_weights: true,
+    };
+    let spec = |t: &states::Tensor| TensorSpec::new(t.name, t.shape, t.dtype).in_group(t.group);
+    recorded::optimizer(&setup, kind.tensors().iter().map(spec).collect(), None).unwrap()
+}
+
+/// Takes these steps; the bits of the last one's step size.
+fn steps(kind: Kind, optimizer: &mut Optimizer, values: &mut [Owned], range: std::ops::Range<usize>) -> u64 {
+    let mut last = 0;
+    for step in range {
+        let gradients: Vec<Owned> = (kind.tensors().iter().enumerate())
+            .map(|(k, tensor)| Owned::from_f64(tensor.dtype, &kind.gradient(k, step)))
+            .collect();
+        let mut gradients: Vec<GradRef<'_>> = grads(&gradients);
+        for (gradient, tensor) in gradients.iter_mut().zip(kind.tensors()) {
+            if !tensor.used {
+                *gradient = GradRef::Missing;
+            }
+        }
+        let input = StepInput::new(kind.loss(step));
+        last = optimizer.step(&mut params(values), &gradients, &input).unwrap().step_size.to_bits();
+    }
+    last
+}
+
+fn from_bits(dtype: DType, bits: &[u64]) -> Owned {
+    match dtype {
+        DType::F32 => Owned::F32(bits.iter().map(|&x| f32::from_bits(x as u32)).collect()),
+        DType::F64 => Owned::F64(bits.iter().map(|&x| f64::from_bits(x)).collect()),
+        DType::F16 => Owned::F16(bits.iter().map(|&x| half::f16::from_bits(x as u16)).collect()),
+        DType::BF16 => Owned::BF16(bits.iter().map(|&x| half::bf16::from_bits(x as u16)).collect()),
+    }
+}
+
+/// The values of a tensor as it began.
+fn start(kind: Kind) -> Vec<Owned> {
+    let tensors = kind.tensors().iter().enumerate();
+    tensors.map(|(k, tensor)| Owned::from_f64(tensor.dtype, &kind.start(k))).collect()
+}
+
+#[test]
+fn the_runs_have_the_bits_recorded() {
+    for kind in [Kind::Fitted, Kind::Adaptive] {
+        let (saved, end) = kind.steps();
+        let (mut values, mut optimizer) = (start(kind), optimizer(kind));
+        steps(kind, &mut optimizer, &mut values, 0..saved);
+        let before = common::bits(&values);
+        let step_size = steps(kind, &mut optimizer, &mut values, saved..end);
+        let recorded = Recorded { before, after: common::bits(&values), step_size };
+        assert_eq!(recorded, kind.recorded(), "{kind:?}");
+    }
+}
+
+#[test]
+fn old_states_go_on_with_the_same_bits() {
+    for kind in [Kind::Fitted, Kind::Adaptive] {
+        let recorded = kind.recorded();
+        let (saved, end) = kind.steps();
+        for front in ["rust", "c", "candle"] {
+            let file = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
+            let tensors = kind.tensors().iter().zip(&recorded.before);
+            let mut values: Vec<Owned> =
+                tensors.map(|(tensor, bits)| from_bits(tensor.dtype, bits)).collect();
+            let mut old = optimizer(kind);
+            old.load_state(&file).unwrap();
+            assert_eq!((old.applied_steps(), old.skipped_steps()), (saved as u64 - 1, 1), "{file:?}");
+            // Saved by today's code, it is the same state.
+            let mut anew = optimizer(kind);
+            anew.load_state_from_bytes(&old.state_to_bytes().unwrap()).unwrap();
+            let mut values_anew = values.clone();
+            for (optimizer, values) in [(&mut old, &mut values), (&mut anew, &mut values_anew)] {
+                let step_size = steps(kind, optimizer, values, saved..end);
+                assert_eq!(common::bits(values), recorded.after, "{file:?}");
+                assert_eq!(step_size, recorded.step_size, "{file:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The format of saved states: equal bytes for equal states, tensors by name, files of the first version,
+//! damage.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::*;
+use rfdescent::covariance::Family;
+use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::{DType, GradRef};
+use serde_json::{Value, json};
+
+const SHAPES: [&[usize]; 4] = [&[3, 2], &[5], &[2, 2], &[1]];
+const NAMES: [&str; 4] = ["0.weight", "0.bias", "1.weight", "1.bias"];
+
+/// f32, f64, f16 and bf16.
+fn values(seed: u64) -> Vec<Owned> {
+    let len = |k: usize| SHAPES[k].iter().product();
+    DTYPES.iter().enumerate().map(|(k, &d)| Owned::from_f64(d, &uniform(seed + k as u64, len(k)))).collect()
+}
+
+fn specs() -> Vec<TensorSpec> {
+    (0..4).map(|k| TensorSpec::new(NAMES[k], SHAPES[k], DTYPES[k])).collect()
+}
+
+fn fitted() -> (Method, Options) {
+    let groups = vec![Group { momentum: 0.9, ..Group::default() }];
+    (model(Family::SquaredExponential).into(), Options { groups, master_weights: true, ..Options::default() })
+}
+
+fn adaptive() -> (Method, Options) {
+    (Adaptive::default().into(), Options { master_weights: true, ..Options::default() })
+}
+
+/// Steps `from..to`; the second tensor has no gradient in every third.
+fn train(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u64>) {
+    for i in steps {
+        let gradient = self::values(100 + 10 * i);
+        let mut gradients = grads(&gradient);
+        if i % 3 == 2 {
+            gradients[1] = GradRef::Missing;
+        }
+        let loss = 2.0 / (1.0 + i as f64) + uniform(i, 1)[0] / 8.0;
+        optimizer.step(&mut params(values), &gradients, &StepInput::new(loss)).unwrap();
+    }
+}
+
+/// After 40 steps: for the adaptive method two windows and a half.
+fn trained((method, options): (Method, Options)) -> (Optimizer, Vec<Owned>) {
+    let mut values = values(1);
+    let mut optimizer = Optimizer::new(method, options, specs()).unwrap();
+    train(&mut optimizer, &mut values, 0..40);
+    (optimizer, values)
+}
+
+/// An optimizer for the tensors in the given order.
+fn fresh((method, options): (Method, Options), order: [usize; 4]) -> Optimizer {
+    let specs = specs();
+    Optimizer::new(method, options, order.map(|k| specs[k].clone()).to_vec()).unwrap()
+}
+
+const GIVEN: [usize; 4] = [0, 1, 2, 3];
+const KEY: &str = "rfdescent_optimizer_state";
+
+/// The one entry of a state's metadata.
+fn header(state: &[u8]) -> Value {
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(state).unwrap();
+    let metadata = metadata.metadata().as_ref().unwrap();
+    assert_eq!(metadata.keys().collect::<Vec<_>>(), [KEY]);
+    serde_json::from_str(&metadata[KEY]).unwrap()
+}
+
+/// Velocities and master weights.
+fn buffers(state: &[u8]) -> BTreeMap<String, Vec<u8>> {
+    let state = safetensors::SafeTensors::deserialize(state).unwrap();
+    state.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect()
+}
+
+/// The state with another header: `edit` changes it.
+fn edited(state: &[u8], edit: impl FnOnce(&mut Value)) -> Vec<u8> {
+    let mut header = header(state);
+    edit(&mut header);
+    let stored = safetensors::SafeTensors::deserialize(state).unwrap();
+    let metadata = [(KEY.to_string(), header.to_string())].into_iter().collect();
+    safetensors::serialize(stored.tensors(), Some(metadata)).unwrap()
+}
+
+fn refused(optimizer: &mut Optimizer, state: &[u8], parts: &[&str]) {
+    let before = optimizer.state_to_bytes().unwrap();
+    let message = optimizer.load_state_from_bytes(state).unwrap_err().to_string();
+    assert!(message.starts_with("optimizer state: "), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert!(before == optimizer.state_to_bytes().unwrap(), "a refused state changes nothing");
+}
+
+#[test]
+fn equal_states_have_equal_bytes() {
+    for method in [fitted, adaptive] {
+        let (first, _) = trained(method());
+        let bytes = first.state_to_bytes().unwrap();
+        for _ in 0..8 {
+            assert!(first.state_to_bytes().unwrap() == bytes);
+        }
+        assert!(trained(method()).0.state_to_bytes().unwrap() == bytes);
+        let mut second = fresh(method(), GIVEN);
+        second.load_state_from_bytes(&bytes).unwrap();
+        assert!(second.state_to_bytes().unwrap() == bytes);
+    }
+}
+
+#[test]
+fn what_is_stored_has_names() {
+    let state = trained(adaptive()).0.state_to_bytes().unwrap();
+    let header = header(&state);
+    assert_eq!(
+        (&header["version"], &header["method"], &header["settings"]),
+        (&json!(2), &json!("adaptive"), &json!({"averaging": 0.9}))
+    );
+    assert_eq!(header["applied_steps"].as_u64().unwrap() + header["skipped_steps"].as_u64().unwrap(), 40);
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+    assert_eq!(
+        keys(&header["history"]),
+        "factor last loss loss_rest promised promised_before squares squares_before steps sum sum_before windows"
+    );
+    let tensor = &header["tensors"][1];
+    assert_eq!(keys(tensor), "dtype history master name shape velocity");
+    assert_eq!(keys(&tensor["history"]), "average_rest squares squares_rest");
+    assert_eq!((&tensor["name"], &tensor["dtype"]), (&json!("0.bias"), &json!("f64")));
+    let expected = ["master.1.bias", "master.1.weight"].into_iter().map(String::from);
+    let velocities = NAMES.iter().map(|name| format!("velocity.{name}"));
+    assert!(buffers(&state).into_keys().eq(expected.chain({
+        let mut sorted: Vec<String> = velocities.collect();
+        sorted.sort();
+        sorted
+    })));
+
+    let header = self::header(&trained(fitted()).0.state_to_bytes().unwrap());
+    assert_eq!((&header["method"], &header["settings"]), (&json!("fitted"), &json!({})));
+    assert_eq!((&header["history"], &header["tensors"][0]["history"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn tensors_are_found_by_name_whatever_their_order() {
+    for method in [fitted, adaptive] {
+        let state = trained(method()).0.state_to_bytes().unwrap();
+        for order in [[2, 3, 0, 1], [3, 1, 2, 0]] {
+            let mut other = fresh(method(), order);
+            other.load_state_from_bytes(&state).unwrap();
+            let moved = other.state_to_bytes().unwrap();
+            assert!(buffers(&state) == buffers(&moved));
+            let (before, after) = (header(&state), header(&moved));
+            for (k, from) in order.into_iter().enumerate() {
+                assert_eq!(after["tensors"][k], before["tensors"][from]);
+            }
+            let mut back = fresh(method(), GIVEN);
+            back.load_state_from_bytes(&moved).unwrap();
+            assert!(back.state_to_bytes().unwrap() == state);
+        }
+    }
+}
+
+/// What the release before names wrote after the same steps.
+#[test]
+fn states_of_version_1_are_read() {
+    let of_fitted: &[u8] = include_bytes!("data/states_v1/fitted.safetensors");
+    let of_adaptive: &[u8] = include_bytes!("data/states_v1/adaptive.safetensors");
+    let methods: [fn() -> (Method, Options); 2] = [fitted, adaptive];
+    for (method, old) in methods.into_iter().zip([of_fitted, of_adaptive]) {
+        let (mut whole, mut values) = trained(method());
+        let mut resumed = fresh(method(), GIVEN);
+        resumed.load_state_from_bytes(old).unwrap();
+        assert!(resumed.state_to_bytes().unwrap() == whole.state_to_bytes().unwrap());
+        let mut copy = values.clone();
+        train(&mut whole, &mut values, 40..60);
+        train(&mut resumed, &mut copy, 40..60);
+        assert!(bits(&values) == bits(&copy));
+
+        let mut other = fresh(method(), [3, 2, 1, 0]);
+        other.load_state_from_bytes(old).unwrap();
+        let mut back = fresh(method(), GIVEN);
+        back.load_state_from_bytes(&other.state_to_bytes().unwrap()).unwrap();
+        assert!(back.state_to_bytes().unwrap() == trained(method()).0.state_to_bytes().unwrap());
+    }
+    refused(&mut fresh(fitted(), GIVEN), of_adaptive, &["by the adaptive method"]);
+    refused(&mut fresh(adaptive(), GIVEN), of_fitted, &["by the fitted method"]);
+    let half = (Adaptive { averaging: 0.5, ..Adaptive::default() }.into(), adaptive().1);
+    refused(&mut fresh(half, GIVEN), of_adaptive, &["averaging 0.9", "0.5"]);
+    for (from, to, part) in [
+        ("applied_steps\":\"35", "applied_steps\":\"-5", "`applied_steps`"),
+        ("applied_steps", "applied_stage", "`applied_steps`"),
+        ("\"format\":\"rfdescent", "\"format\":\"RFDescent", "format"),
+        ("\"version\":\"1\"", "\"version\":\"2\"", "version 2"),
+        ("\\\"loss_rest\\\"", "\\\"loss_Rest\\\"", "`adaptive`"),
+        ("\\\"shape\\\"", "\\\"Shape\\\"", "`tensors`"),
+        ("momentum.0.bias", "momentum.9.bias", "`momentum.0.bias`"),
+    ] {
+        let at = of_adaptive.windows(from.len()).position(|bytes| bytes == from.as_bytes()).unwrap();
+        let mut bytes = of_adaptive.to_vec();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        refused(&mut fresh(adaptive(), GIVEN), &bytes, &[part]);
+    }
+}
+
+#[test]
+fn names_that_only_one_side_has_are_told() {
+    let state = trained(adaptive()).0.state_to_bytes().unwrap();
+    let (method, options) = adaptive();
+    let make = |specs: Vec<TensorSpec>| Optimizer::new(method.clone(), options.clone(), specs).unwrap();
+    let mut renamed = specs();
+    renamed[2].name = "2.weight".into();
+    refused(&mut make(renamed), &state, &["lacks `2.weight`", "additionally has `1.weight`"]);
+    refused(&mut make(specs()[..3].to_vec()), &state, &["4 tensors", "has 3", "has `1.bias`"]);
+    let more: Vec<TensorSpec> = (0..8).map(|k| TensorSpec::new(format!("n{k}"), &[1], DType::F32)).collect();
+    let all = specs().into_iter().chain(more).collect();
+    refused(&mut make(all), &state, &["lacks `n0`, `n1`, `n2`, `n3`, `n4` and 3 more;"]);
+}
+
+#[test]
+fn damaged_headers() {
+    let state = trained(adaptive()).0.state_to_bytes().unwrap();
+    let mut optimizer = fresh(adaptive(), GIVEN);
+    let mut check = |parts: &[&str], edit: &dyn Fn(&mut Value)| {
+        refused(&mut optimizer, &edited(&state, edit), parts);
+    };
+    check(&["version 3", "versions 1 and 2"], &|header| header["version"] = json!(3));
+    check(&["version 3"], &|header| *header = json!({"version": 3}));
+    check(&["damaged"], &|header| header["version"] = json!("2"));
+    check(&["damaged", "-1"], &|header| header["applied_steps"] = json!(-1));
+    check(&["damaged", "`momentum`"], &|header| header["method"] = json!("momentum"));
+    check(&["averaging 0.5", "has 0.9"], &|header| header["settings"]["averaging"] = json!(0.5));
+    check(&["averaging \"0.9\""], &|header| header["settings"]["averaging"] = json!("0.9"));
+    check(&["decay 0.5", "does not know"], &|header| header["settings"]["decay"] = json!(0.5));
+    check(&["`0.weight` twice"], &|header| header["tensors"][1]["name"] = json!("0.weight"));
+    check(&["`0.weight` is [6] f32", "[3, 2] f32"], &|header| header["tensors"][0]["shape"] = json!([6]));
+    check(&["`history`", "`0.bias` has none"], &|header| header["tensors"][1]["history"] = Value::Null);
+    check(&["`history`"], &|header| header["history"] = Value::Null);
+    check(&["`history`", "domain"], &|header| header["history"]["steps"] = json!(1e9));
+    check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["squares"] = json!(-1.0));
+    check(&["damaged", "squares_rest"], &|header| {
+        header["tensors"][3]["history"].as_object_mut().unwrap().remove("squares_rest");
+    });
+    check(&["holds 6 buffers", "promises 5"], &|header| header["tensors"][0]["velocity"] = json!(false));
+    // A setting that is not stored is taken as it is.
+    let without = edited(&state, |header| header["settings"] = json!({}));
+    optimizer.load_state_from_bytes(&without).unwrap();
+    assert!(optimizer.state_to_bytes().unwrap() == state);
+    let other =
+        safetensors::serialize(Vec::<(String, safetensors::tensor::TensorView)>::new(), None).unwrap();
+    refused(&mut optimizer, &other, &["not saved by this library"]);
+}
