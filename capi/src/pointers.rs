@@ -244,7 +244,8 @@ pub(super) struct OutStruct<T> {
 }
 
 impl<T: Versioned> OutStruct<T> {
-    /// # Safety `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many
+    /// # Safety
+    /// `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many
     /// bytes as that says as long as this exists.
     pub unsafe fn new(pointer: *mut T) -> Result<Self> {
         check(pointer, T::NAME)?;
@@ -270,7 +271,8 @@ pub(super) struct Array<'a, T> {
 }
 
 impl<T: Versioned> Array<'_, T> {
-    /// # Safety `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many
+    /// # Safety
+    /// `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many
     /// bytes as its first field says, as long as this exists. It may be null when `count` is 0.
     pub unsafe fn new(pointer: *const T, count: usize, name: &str) -> Result<Self> {
         let mut stride = size_of::<T>();

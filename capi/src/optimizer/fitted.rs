@@ -33,7 +33,8 @@ versioned!(rfd_fitted {});
 impl rfd_fitted {
     /// Where `model` is null, `own` is meant.
     ///
-    /// # Safety `model` is null or a live model, `group_momentum` is null or points to as many numbers as its
+    /// # Safety
+    /// `model` is null or a live model, `group_momentum` is null or points to as many numbers as its
     /// count says.
     pub(super) unsafe fn convert(&self, own: Option<&Model>) -> Result<Fitted> {
         // SAFETY: the caller vouches for both.
