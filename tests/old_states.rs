@@ -97,7 +97,8 @@ fn old_states_go_on_with_the_same_bits() {
         for front in ["rust", "c", "candle"] {
             let file = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
             let tensors = kind.tensors().iter().zip(&recorded.before);
-            let mut values: Vec<Owned> = tensors.map(|(tensor, bits)| from_bits(tensor.dtype, bits)).collect();
+            let mut values: Vec<Owned> =
+                tensors.map(|(tensor, bits)| from_bits(tensor.dtype, bits)).collect();
             let mut old = optimizer(kind);
             old.load_state(&file).unwrap();
             assert_eq!((old.applied_steps(), old.skipped_steps()), (saved as u64 - 1, 1), "{file:?}");

@@ -137,7 +137,8 @@ pub struct Recorded {
 
 impl Recorded {
     pub fn text(&self, kind: Kind) -> String {
-        let mut text = String::from("# Bits of all parameters when the states were saved and after the last step.\n");
+        let mut text =
+            String::from("# Bits of all parameters when the states were saved and after the last step.\n");
         for (what, list) in [("before", &self.before), ("after", &self.after)] {
             for (tensor, bits) in kind.tensors().iter().zip(list) {
                 let bits: Vec<String> = bits.iter().map(|bits| format!("{bits:x}")).collect();
