@@ -6,8 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
-use rfdescent::covariance::Family;
-use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef};
 use serde_json::{Value, json};
 
