@@ -21,3 +21,6 @@ pub(crate) mod cuda;
 pub(crate) mod executor;
 #[cfg(feature = "shim")]
 pub(crate) mod shim;
+// Who writes structs to a device follows.
+#[allow(dead_code)]
+pub(crate) mod words;
