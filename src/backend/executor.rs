@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::abi::{RfdStep, RfdTable};
+use super::kernels::{ENTRIES, Entry};
+pub(crate) use super::kernels::{Instance, InstanceKind, Kernel};
 use crate::error::{Error, Result};
 
 /// A queue of work of a device: the raw handle that the framework uses, e.g. a `CUstream` or `cudaStream_t` as a number.
@@ -30,97 +32,9 @@ impl Stream {
     }
 }
 
-/// Kernels come in lean instances for lists whose tensors are all alike and a generic one for everything else
-/// (`kernels/instances.cuh`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instance {
-    F32,
-    F32Momentum,
-    F32Averaged,
-    Bf16Master,
-    Bf16MasterMomentum,
-    Bf16MasterAveraged,
-    Bf16,
-    F16Master,
-    Generic,
-}
-
-/// A kernel, by its place in [`Kernel::NAMES`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Kernel(usize);
-
 impl Kernel {
-    /// Names of all kernels; three for each instance, in the order of [`Instance`].
-    pub const NAMES: [&CStr; 33] = [
-        c"rfd_step_f32",
-        c"rfd_norm_f32",
-        c"rfd_update_f32",
-        c"rfd_step_f32_momentum",
-        c"rfd_norm_f32_momentum",
-        c"rfd_update_f32_momentum",
-        c"rfd_step_f32_averaged",
-        c"rfd_norm_f32_averaged",
-        c"rfd_update_f32_averaged",
-        c"rfd_step_bf16_master",
-        c"rfd_norm_bf16_master",
-        c"rfd_update_bf16_master",
-        c"rfd_step_bf16_master_momentum",
-        c"rfd_norm_bf16_master_momentum",
-        c"rfd_update_bf16_master_momentum",
-        c"rfd_step_bf16_master_averaged",
-        c"rfd_norm_bf16_master_averaged",
-        c"rfd_update_bf16_master_averaged",
-        c"rfd_step_bf16",
-        c"rfd_norm_bf16",
-        c"rfd_update_bf16",
-        c"rfd_step_f16_master",
-        c"rfd_norm_f16_master",
-        c"rfd_update_f16_master",
-        c"rfd_step_generic",
-        c"rfd_norm_generic",
-        c"rfd_update_generic",
-        c"rfd_rescue_max",
-        c"rfd_rescue_norm",
-        c"rfd_total",
-        c"rfd_status",
-        c"rfd_fill_masters",
-        c"rfd_store_table",
-    ];
-    /// The largest |g| of f64 gradients, where the total asks for it.
-    pub const RESCUE_MAX: Kernel = Kernel(27);
-    /// All sums again, scaled, where the total asks for it.
-    pub const RESCUE_NORM: Kernel = Kernel(28);
-    /// Sums of tensors to the two squared norms of the split form; one block.
-    pub const TOTAL: Kernel = Kernel(29);
-    /// Counts the step after separate launches; one block.
-    pub const STATUS: Kernel = Kernel(30);
-    /// Parameters to master weights.
-    pub const FILL_MASTERS: Kernel = Kernel(31);
-    /// Writes the table that it is passed by value to `step.tensors`; one block.
-    pub const STORE_TABLE: Kernel = Kernel(32);
-
-    /// The whole step, one cooperative launch.
-    pub fn step(instance: Instance) -> Self {
-        Kernel(3 * instance as usize)
-    }
-
-    /// The sums alone.
-    pub fn norm(instance: Instance) -> Self {
-        Kernel(3 * instance as usize + 1)
-    }
-
-    /// Everything after the sums.
-    pub fn update(instance: Instance) -> Self {
-        Kernel(3 * instance as usize + 2)
-    }
-
-    #[cfg(feature = "cuda")]
-    pub fn index(self) -> usize {
-        self.0
-    }
-
     pub fn name(self) -> &'static CStr {
-        Self::NAMES[self.0]
+        Self::NAMES[self.index()]
     }
 }
 
@@ -130,7 +44,18 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// One launch of [`RFD_LANES`](super::abi::RFD_LANES) threads a block.
+impl Instance {
+    /// The lean instance for tensors that are all alike: of these formats, with or without master weights and velocities.
+    /// The generic one where there is none.
+    pub fn of(kind: InstanceKind, param: u32, grad: u32, master: bool, velocity: bool) -> Self {
+        let wanted = (kind, param, grad, master, velocity);
+        let fits =
+            |entry: &&Entry| (entry.kind, entry.param, entry.grad, entry.master, entry.velocity) == wanted;
+        ENTRIES.iter().find(fits).map_or(Instance::Generic, |entry| entry.instance)
+    }
+}
+
+/// One launch of [`RFD_THREADS`](super::abi::RFD_THREADS) threads a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
     pub kernel: Kernel,

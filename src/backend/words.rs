@@ -1,9 +1,6 @@
 //! The structs of [`abi`](super::abi) as the bytes and words that a device sees.
 
-use super::abi::{
-    RfdAdaptive, RfdGroup, RfdHistory, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus, RfdTensor,
-    RfdTensorHistory,
-};
+use super::abi::*;
 
 mod sealed {
     pub trait Sealed {}
@@ -55,7 +52,7 @@ pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast(), size_of_val(list)) }
 }
 
-/// Numbers whose every pattern of bits is a value.
+/// Numbers, or structs of such, whose every pattern of bits is a value.
 trait Number {}
 impl Number for f64 {}
 impl Number for u64 {}
@@ -75,36 +72,14 @@ macro_rules! plain {
             assert!(size_of::<$name>() % 8 == 0 && align_of::<$name>() == 8, "no whole words");
             assert!(size_of::<$name>() == 0 $(+ size_of_number(|s: &$name| &s.$field))*, "it has padding");
         };
+        impl Number for $name {}
         impl sealed::Sealed for $name {}
         // SAFETY: the assertions above: whole words, and numbers without padding between them.
         unsafe impl Plain for $name {}
     )*};
 }
 
-plain! {
-    RfdTensor {
-        param, grad, momentum, master, len, offset, first_chunk, first_segment, group, formats, flags,
-    }
-    RfdGroup { length_scale_factor, multiplier, momentum, weight_decay }
-    RfdSettings { multiplier, inv_batch_size, max_step_size }
-    RfdModel {
-        mean, variance, noise_variance, grad_variance, noise_grad_variance, length_scale, slope, plateau, beta,
-        quantile, family, mode,
-    }
-    RfdStatus {
-        sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason,
-    }
-    RfdSquaredNorm { euclidean, sigma }
-    RfdHistory {
-        loss, loss_rest, factor, last, steps, windows, sum, squares, promised, sum_before, squares_before,
-        promised_before,
-    }
-    RfdTensorHistory { squares, squares_rest, average_rest }
-    RfdAdaptive {
-        history, averaging, loss_bound, decrease, noisy_decrease, variance_decay, smallest_variance,
-        largest_variance, window, share, after_less, after_more, smallest_trust, ramp, tensorwise,
-    }
-}
+each_struct!(plain);
 
 #[cfg(test)]
 mod tests {
@@ -113,7 +88,7 @@ mod tests {
     #[test]
     fn words_and_bytes_are_the_fields_in_order() {
         let group =
-            RfdGroup { length_scale_factor: 1.5, multiplier: -0.0, momentum: 0.9, weight_decay: 1e-3 };
+            RfdGroup { length_scale_factor: 1.5, multiplier: -0.0, velocity_decay: 0.9, weight_decay: 1e-3 };
         assert_eq!(group.words(), [1.5, -0.0, 0.9, 1e-3].map(f64::to_bits));
         assert_eq!(group.bytes()[..8], 1.5_f64.to_ne_bytes());
         assert_eq!(RfdGroup::from_words(group.words()), group);
@@ -122,7 +97,7 @@ mod tests {
         assert_eq!(copy, [RfdGroup::default(), group]);
         assert_eq!(bytes_of(&copy).len(), 64);
         let status = RfdStatus::from_words(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!((status.sequence, status.loss.to_bits(), status.reason), (1, 4, 10));
+        assert_eq!((status.sequence, status.loss.to_bits(), status.outcome), (1, 4, 10));
         let mut read = RfdStatus::default();
         read.bytes_mut().copy_from_slice(status.bytes());
         assert_eq!(read.words(), status.words());

@@ -7,6 +7,7 @@ use super::element::{Compute, Load, Parameter, Store};
 use super::sum::{CHUNK, chunk_dot, tensor_sum};
 use super::update::{Momentum, UpdateScalars};
 use super::{SERIAL_BELOW, TASK, run};
+use crate::backend::abi::RFD_TINY_EXPONENT;
 use crate::numeric::{exponent_of, fold, power_of_two};
 use crate::tensor::{DType, GradRef, ParamMut};
 
@@ -20,15 +21,15 @@ pub(crate) struct SquaredNorms {
 
 /// Squared norms below this may have lost terms to underflow, which only f64 gradients can cause: the square of the
 /// smallest f32 is 2⁻²⁹⁸.
-const TINY: f64 = f64::from_bits((1023 - 900) << 52);
+const TINY: f64 = f64::from_bits(((1023 + RFD_TINY_EXPONENT) as u64) << 52);
 
 /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
 pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
-    rescued(grads, sums(grads, 1.0))
+    in_range(grads, sums(grads, 1.0))
 }
 
 /// Forms the sums of squares again where they left the range of f64.
-fn rescued(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
+fn in_range(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
     let mut norms = SquaredNorms { squares, exponent: 0 };
     let total = fold(&norms.squares);
     if total < TINY || total == f64::INFINITY {
@@ -88,7 +89,7 @@ pub(crate) fn averaged_norms(
         },
     );
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
-    (rescued(grads, squares), directions)
+    (in_range(grads, squares), directions)
 }
 
 /// ‖v‖² of a chunk of a new velocity that is stored as `V`.

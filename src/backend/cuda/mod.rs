@@ -15,7 +15,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute, CUresul
 
 use self::driver::{Context, check, initialise};
 use self::module::Module;
-use super::abi::RFD_LANES;
+use super::abi::RFD_THREADS;
 use super::executor::{Device, Executor, HostBlock, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 
@@ -296,14 +296,14 @@ impl Executor for Cuda {
         let status = unsafe {
             let (parameters, stream) = (parameters.as_mut_ptr(), raw(stream));
             if cooperative {
-                sys::cuLaunchCooperativeKernel(function, grid, 1, 1, RFD_LANES, 1, 1, 0, stream, parameters)
+                sys::cuLaunchCooperativeKernel(function, grid, 1, 1, RFD_THREADS, 1, 1, 0, stream, parameters)
             } else {
                 sys::cuLaunchKernel(
                     function,
                     grid,
                     1,
                     1,
-                    RFD_LANES,
+                    RFD_THREADS,
                     1,
                     1,
                     0,

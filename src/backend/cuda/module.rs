@@ -6,7 +6,7 @@ use std::ptr;
 use cudarc::driver::sys::{self, CUjit_option, CUresult};
 
 use super::driver::check;
-use crate::backend::abi::RFD_LANES;
+use crate::backend::abi::RFD_THREADS;
 use crate::backend::executor::Kernel;
 use crate::error::{Error, Result};
 
@@ -57,7 +57,7 @@ impl Module {
             let mut blocks = 0;
             // SAFETY: the function belongs to the loaded module; one integer is written.
             let status = unsafe {
-                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, RFD_LANES as i32, 0)
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, RFD_THREADS as i32, 0)
             };
             check(format_args!("occupancy of kernel {name:?}"), status)?;
             let resident_blocks = u32::try_from(blocks).unwrap_or(0).saturating_mul(multiprocessors);
