@@ -12,7 +12,10 @@ mod status;
 
 use std::sync::Arc;
 
-use crate::backend::abi::{RFD_INLINE_TENSORS, RfdAdaptive, RfdModel, RfdStep, RfdTable, RfdTensor};
+use crate::backend::abi::{
+    RFD_INLINE_TENSORS, RFD_METHOD_ADAPTIVE, RFD_METHOD_FITTED, RfdAdaptive, RfdModel, RfdStep, RfdTable,
+    RfdTensor,
+};
 use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
@@ -171,11 +174,12 @@ impl DeviceOptimizer {
         let step = RfdStep {
             model,
             adaptive,
+            method: if method.is_adaptive() { RFD_METHOD_ADAPTIVE } else { RFD_METHOD_FITTED },
             groups: control.groups(),
             settings: control.settings(),
             status: control.status(),
             mirror: mirror.address(),
-            rescue: control.rescue(),
+            largest_grad: control.largest_grad(),
             seed: options.stochastic_rounding.unwrap_or(0),
             stochastic: options.stochastic_rounding.is_some().into(),
             group_count: options.groups.len() as u32,
@@ -558,7 +562,6 @@ impl DeviceOptimizer {
         let prepared = self.prepared.as_ref().expect("made above");
         step.chunks = prepared.plan.extent.chunks;
         step.segments = prepared.plan.extent.segments;
-        step.sums = prepared.plan.sums;
         self.workspace.apply(&mut step);
         if self.tables.is_some() {
             step.tensors = self.store_table(stream)?;
@@ -687,9 +690,9 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let rescue = [Kernel::RESCUE_MAX, Kernel::RESCUE_NORM];
+        let rescale = [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM];
         let kernels =
-            [Kernel::norm(plan.instance)].into_iter().chain(rescue.into_iter().filter(|_| plan.f64_grads));
+            [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)? };

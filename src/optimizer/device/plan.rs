@@ -5,7 +5,7 @@ use crate::backend::abi::{
     RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_BF16, RFD_DTYPE_F16, RFD_DTYPE_F32, RFD_DTYPE_F64,
     RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
 };
-use crate::backend::executor::Instance;
+use crate::backend::executor::{Instance, InstanceKind};
 use crate::error::{Error, Result};
 use crate::optimizer::{Group, Method, Options, TensorSpec};
 use crate::tensor::DType;
@@ -112,8 +112,6 @@ pub(super) struct Plan {
     pub tensors: Vec<RfdTensor>,
     pub extent: Extent,
     pub instance: Instance,
-    /// Sums per chunk.
-    pub sums: u32,
     /// Whether squares of gradients may leave the range of f64.
     pub f64_grads: bool,
 }
@@ -132,14 +130,14 @@ impl Plan {
                 let tensor = RfdTensor {
                     param: address.param,
                     grad: address.grad,
-                    momentum: if group.momentum > 0.0 { entry.momentum } else { 0 },
+                    velocity: if group.momentum > 0.0 { entry.momentum } else { 0 },
                     master: entry.master,
                     len: entry.len,
                     offset: entry.spec.offset,
                     first_chunk: extent.chunks,
                     first_segment: extent.segments,
                     group: entry.spec.group as u16,
-                    formats: (dtype_code(entry.spec.dtype) + 4 * dtype_code(address.grad_dtype)) as u8,
+                    formats: (dtype_code(entry.spec.dtype) | dtype_code(address.grad_dtype) << 4) as u8,
                     flags: (counts | lock) as u8,
                 };
                 if address.grad != 0 {
@@ -152,34 +150,35 @@ impl Plan {
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
         let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
         let instance = if locked { Instance::Generic } else { instance_of(kind, active()) };
-        let f64_grads = active().any(|tensor| u32::from(tensor.formats >> 2) == RFD_DTYPE_F64);
-        Self { instance, sums: kind.sums(locked), f64_grads, extent, tensors }
+        let f64_grads = active().any(|tensor| grad_format(tensor) == RFD_DTYPE_F64);
+        Self { instance, f64_grads, extent, tensors }
     }
+}
+
+/// The number of a parameter's format.
+fn param_format(tensor: &RfdTensor) -> u32 {
+    u32::from(tensor.formats & 15)
+}
+
+/// The number of a gradient's format.
+fn grad_format(tensor: &RfdTensor) -> u32 {
+    u32::from(tensor.formats >> 4)
 }
 
 /// The lean instance for tensors that are all alike, if there is one for their kind.
 fn instance_of<'a>(kind: Kind, mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
-    let buffers =
-        |t: &RfdTensor| (u32::from(t.formats & 3), u32::from(t.formats >> 2), t.master != 0, t.momentum != 0);
+    let kind = match kind {
+        Kind::Published => InstanceKind::Fitted,
+        Kind::Averaged => InstanceKind::Averaged,
+        Kind::Conservative | Kind::Adaptive => return Instance::Generic,
+    };
+    let buffers = |t: &RfdTensor| (param_format(t), grad_format(t), t.master != 0, t.velocity != 0);
     let Some(first) = tensors.next().map(buffers) else { return Instance::Generic };
     if !tensors.all(|tensor| buffers(tensor) == first) {
         return Instance::Generic;
     }
-    const F32: (u32, u32) = (RFD_DTYPE_F32, RFD_DTYPE_F32);
-    const BF16: (u32, u32) = (RFD_DTYPE_BF16, RFD_DTYPE_BF16);
-    const F16: (u32, u32) = (RFD_DTYPE_F16, RFD_DTYPE_F16);
-    let (param, grad, master, momentum) = first;
-    match (kind, (param, grad), master, momentum) {
-        (Kind::Published, F32, false, false) => Instance::F32,
-        (Kind::Published, F32, false, true) => Instance::F32Momentum,
-        (Kind::Published, BF16, true, false) => Instance::Bf16Master,
-        (Kind::Published, BF16, true, true) => Instance::Bf16MasterMomentum,
-        (Kind::Published, BF16, false, false) => Instance::Bf16,
-        (Kind::Published, F16, true, false) => Instance::F16Master,
-        (Kind::Averaged, F32, false, true) => Instance::F32Averaged,
-        (Kind::Averaged, BF16, true, true) => Instance::Bf16MasterAveraged,
-        _ => Instance::Generic,
-    }
+    let (param, grad, master, velocity) = first;
+    Instance::of(kind, param, grad, master, velocity)
 }
 
 /// Checks each tensor's addresses: there, aligned, and within the address space.
@@ -339,13 +338,13 @@ mod tests {
             let sums = if kind == Kind::Averaged { 2 } else { 1 };
             let plan = with(group);
             assert_eq!(
-                (plan.instance, plan.sums),
+                (plan.instance, kind.sums(false)),
                 (expected, sums),
                 "{kind:?} {param} {grad} {master} {momentum}"
             );
             assert_eq!(plan.f64_grads, grad == F64);
             let locked = with(Group { norm_lock: true, ..group });
-            assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4));
+            assert_eq!((locked.instance, kind.sums(true)), (Instance::Generic, 4));
         }
         let mixed = entries(&[(10, F32), (10, BF16)]);
         assert_eq!(plan(&mixed, &addresses(&mixed, F32), Group::default()).instance, Instance::Generic);

@@ -1,27 +1,29 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its writes.
 
+use crate::backend::abi;
 use crate::backend::abi::{
     RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
     RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD,
 };
 use crate::backend::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
-use crate::covariance::{Family, Model, StepMode, quantile};
+use crate::backend::kernels::FAMILIES;
+use crate::covariance::{Family, Model, StepMode, quantile, shared};
 use crate::error::{Error, Result};
 use crate::optimizer::{Group, Options, SquaredNorm};
 
 const SETTINGS: u64 = 0;
 const STATUS: u64 = 64;
 const NORM: u64 = 192;
-const RESCUE: u64 = 224;
+const LARGEST_GRAD: u64 = 224;
 const GROUPS: u64 = 256;
 const _: () = assert!(
     size_of::<RfdSettings>() as u64 <= STATUS
         && STATUS + size_of::<RfdStatus>() as u64 <= NORM
-        && NORM + size_of::<RfdSquaredNorm>() as u64 <= RESCUE
+        && NORM + size_of::<RfdSquaredNorm>() as u64 <= LARGEST_GRAD
 );
 
-/// Settings, groups, status, the norms of the split form and the word of the rescue.
+/// Settings, groups, status, the norms of the split form and the word of the largest f64 gradient.
 #[derive(Debug)]
 pub(super) struct Control {
     device: Device,
@@ -52,8 +54,8 @@ impl Control {
         self.memory.address() + NORM
     }
 
-    pub fn rescue(&self) -> u64 {
-        self.memory.address() + RESCUE
+    pub fn largest_grad(&self) -> u64 {
+        self.memory.address() + LARGEST_GRAD
     }
 
     pub fn groups(&self) -> u64 {
@@ -121,12 +123,7 @@ pub(super) fn model(model: &Model, options: &Options) -> Result<RfdModel> {
         return Err(Error::invalid("covariance", model.covariance().name(), expected));
     };
     let moments = model.moments();
-    let (family, beta) = match family {
-        Family::SquaredExponential => (RFD_FAMILY_SQUARED_EXPONENTIAL, 0.0),
-        Family::RationalQuadratic { beta } => (RFD_FAMILY_RATIONAL_QUADRATIC, beta),
-        Family::Matern32 => (RFD_FAMILY_MATERN32, 0.0),
-        Family::Matern52 => (RFD_FAMILY_MATERN52, 0.0),
-    };
+    let beta = if let Family::RationalQuadratic { beta } = family { beta } else { 0.0 };
     Ok(RfdModel {
         mean: moments.mean,
         variance: moments.variance,
@@ -138,7 +135,7 @@ pub(super) fn model(model: &Model, options: &Options) -> Result<RfdModel> {
         plateau: model.plateau(),
         beta,
         quantile: quantile(options.rule.conservatism),
-        family,
+        family: family_number(family),
         mode: match options.rule.mode {
             StepMode::Rfd => RFD_MODE_RFD,
             StepMode::ARfd => RFD_MODE_A_RFD,
@@ -146,3 +143,40 @@ pub(super) fn model(model: &Model, options: &Options) -> Result<RfdModel> {
         },
     })
 }
+
+/// The number of a family in the kernels.
+fn family_number(family: Family) -> u32 {
+    match family {
+        Family::SquaredExponential => RFD_FAMILY_SQUARED_EXPONENTIAL,
+        Family::RationalQuadratic { .. } => RFD_FAMILY_RATIONAL_QUADRATIC,
+        Family::Matern32 => RFD_FAMILY_MATERN32,
+        Family::Matern52 => RFD_FAMILY_MATERN52,
+    }
+}
+
+// Each family of the kernels is one of the host's.
+const _: () = {
+    let mut i = 0;
+    while i < FAMILIES.len() {
+        assert!(matches!(
+            FAMILIES[i],
+            RFD_FAMILY_SQUARED_EXPONENTIAL
+                | RFD_FAMILY_RATIONAL_QUADRATIC
+                | RFD_FAMILY_MATERN32
+                | RFD_FAMILY_MATERN52
+        ));
+        i += 1;
+    }
+};
+
+// Covariances and kernels compute with the same numbers.
+const _: () = assert!(
+    shared::SQRT_3 == abi::RFD_SQRT_3
+        && shared::SQRT_5 == abi::RFD_SQRT_5
+        && shared::NEWTON_ITERATIONS == abi::RFD_NEWTON_ITERATIONS as usize
+        && shared::POINTS_PER_E == abi::RFD_POINTS_PER_E
+        && shared::MARGIN == abi::RFD_MARGIN
+        && shared::SHORTEST == abi::RFD_SHORTEST
+        && shared::VANISHED == abi::RFD_VANISHED
+        && shared::ROOT_ITERATIONS == abi::RFD_ROOT_ITERATIONS as usize
+);

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::backend::abi::{
-    RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_LOSS_BELOW_BOUND,
-    RFD_REASON_NON_FINITE_GRADIENT, RFD_REASON_NON_FINITE_LOSS, RFD_REASON_OUT_OF_RANGE,
-    RFD_REASON_ZERO_GRADIENT, RfdStatus,
+    RFD_OUTCOME_APPLIED, RFD_OUTCOME_FOUND_INF, RFD_OUTCOME_INVALID_OPTION, RFD_OUTCOME_LOSS_BELOW_BOUND,
+    RFD_OUTCOME_NON_FINITE_GRADIENT, RFD_OUTCOME_NON_FINITE_LOSS, RFD_OUTCOME_OUT_OF_RANGE,
+    RFD_OUTCOME_ZERO_GRADIENT, RfdStatus,
 };
 use crate::backend::executor::{Device, HostBlock};
 use crate::error::{Error, Result};
@@ -115,7 +115,7 @@ impl StatusReader {
 }
 
 fn status(words: [u64; WORDS]) -> RfdStatus {
-    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] =
+    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, outcome] =
         words;
     RfdStatus {
         sequence,
@@ -127,24 +127,23 @@ fn status(words: [u64; WORDS]) -> RfdStatus {
         theta: f64::from_bits(theta),
         step_size: f64::from_bits(step_size),
         learning_rate: f64::from_bits(learning_rate),
-        reason,
+        outcome,
     }
 }
 
 fn report(status: &RfdStatus) -> Result<StepReport> {
-    let reason = u32::try_from(status.reason).unwrap_or(u32::MAX);
-    let outcome = match reason {
-        RFD_REASON_APPLIED => Outcome::Applied,
-        RFD_REASON_FOUND_INF => Outcome::Skipped(SkipReason::FoundInf),
-        RFD_REASON_NON_FINITE_LOSS => Outcome::Skipped(SkipReason::NonFiniteLoss),
-        RFD_REASON_NON_FINITE_GRADIENT => Outcome::Skipped(SkipReason::NonFiniteGradient),
-        RFD_REASON_ZERO_GRADIENT => Outcome::Skipped(SkipReason::ZeroGradient),
-        RFD_REASON_INVALID_OPTION => Outcome::Skipped(SkipReason::InvalidOption),
-        RFD_REASON_OUT_OF_RANGE => Outcome::Skipped(SkipReason::OutOfRange),
-        RFD_REASON_LOSS_BELOW_BOUND => Outcome::Skipped(SkipReason::LossBelowBound),
+    let outcome = match u32::try_from(status.outcome).unwrap_or(u32::MAX) {
+        RFD_OUTCOME_APPLIED => Outcome::Applied,
+        RFD_OUTCOME_FOUND_INF => Outcome::Skipped(SkipReason::FoundInf),
+        RFD_OUTCOME_NON_FINITE_LOSS => Outcome::Skipped(SkipReason::NonFiniteLoss),
+        RFD_OUTCOME_NON_FINITE_GRADIENT => Outcome::Skipped(SkipReason::NonFiniteGradient),
+        RFD_OUTCOME_ZERO_GRADIENT => Outcome::Skipped(SkipReason::ZeroGradient),
+        RFD_OUTCOME_INVALID_OPTION => Outcome::Skipped(SkipReason::InvalidOption),
+        RFD_OUTCOME_OUT_OF_RANGE => Outcome::Skipped(SkipReason::OutOfRange),
+        RFD_OUTCOME_LOSS_BELOW_BOUND => Outcome::Skipped(SkipReason::LossBelowBound),
         other => {
             return Err(Error::Device(format!(
-                "its status block names a reason {other} that this release doesn't know; something overwrote it"
+                "its status block names an outcome {other} that this release doesn't know; something overwrote it"
             )));
         }
     };
