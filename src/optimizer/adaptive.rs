@@ -1,5 +1,6 @@
 //! The adaptive method (`docs/adaptive.md`): from squared norms and losses to the scalars of the update. Plain f64
-//! arithmetic (add, multiply, divide, square root), in one fixed order, which `kernels/adaptive.cuh` repeats bit for bit.
+//! arithmetic (add, multiply, divide, square root), in one fixed order, which `kernels/methods/adaptive.cuh`
+//! repeats bit for bit.
 
 use serde::{Deserialize, Serialize};
 

@@ -3,6 +3,7 @@
 
 use super::report::{SkipReason, StepInput};
 use super::{Group, Options};
+use crate::backend::abi::RFD_COMFORTABLE_EXPONENT;
 use crate::backend::cpu::{LockSums, UpdateScalars};
 use crate::covariance::{Model, Observation};
 use crate::numeric::{exponent_of, power_of_two};
@@ -57,7 +58,7 @@ pub(super) struct Decision {
 }
 
 /// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
-const COMFORTABLE_EXPONENT: i32 = 32;
+const COMFORTABLE_EXPONENT: i32 = RFD_COMFORTABLE_EXPONENT as i32;
 
 /// The step for given norms, or why there is none.
 pub(super) fn decide(
