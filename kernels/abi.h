@@ -1,5 +1,5 @@
 // What host and device share: plain structs, the same bytes on both sides. The Rust side is made from this file
-// (src/backend/device/abi.rs), the kernels include it.
+// (src/backend/abi.rs), the kernels include it.
 //
 // "address" is a device pointer as an integer; 0 means that there is none. Sizes, offsets and indices over elements are
 // 64-bit. Field order leaves no padding but the named one.

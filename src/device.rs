@@ -5,10 +5,11 @@
 
 use std::fmt;
 
-pub use crate::backend::device::{Device, DeviceBuffer, StatusReader, Stream};
+pub use crate::backend::executor::{Device, DeviceBuffer, Stream};
 #[cfg(feature = "shim")]
 #[doc(hidden)]
 pub use crate::backend::shim::{Counts, Shim, ShimOptions};
+pub use crate::optimizer::device::StatusReader;
 
 /// Where steps can run.
 #[derive(Clone, Debug)]
@@ -31,24 +32,14 @@ pub struct Choice {
 impl Backend {
     /// The first CUDA device if there is one that can be used, else the CPU, with the reason. Never fails.
     pub fn auto() -> Choice {
-        match first_device() {
+        match crate::cuda::device(0) {
             Ok(device) => {
                 let reason = "the first CUDA device is usable".into();
                 Choice { backend: Backend::Device(device), reason }
             }
-            Err(reason) => Choice { backend: Backend::Cpu, reason },
+            Err(error) => Choice { backend: Backend::Cpu, reason: error.to_string() },
         }
     }
-}
-
-#[cfg(feature = "cuda")]
-fn first_device() -> Result<Device, String> {
-    crate::cuda::device(0).map_err(|error| error.to_string())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn first_device() -> Result<Device, String> {
-    Err("this build of rfdescent has no CUDA; enable its feature `cuda`".into())
 }
 
 impl fmt::Display for Choice {

@@ -14,15 +14,14 @@ mod backend;
 #[doc(hidden)]
 pub mod capi;
 pub mod covariance;
-#[cfg(feature = "cuda")]
 pub mod cuda;
-#[cfg(any(feature = "cuda", feature = "shim"))]
 pub mod device;
 mod error;
 pub mod estimation;
 #[doc(hidden)]
 pub mod files;
 mod moments;
+mod numeric;
 pub mod optimizer;
 mod tensor;
 

@@ -1,13 +1,23 @@
 //! Where the arithmetic over whole tensors runs.
 //!
-//! A backend does three things and knows nothing of covariances: it sums products over a list of tensors in the
-//! fixed order of [`cpu::sum`], and applies a linear update with given scalars. Everything between the two is
-//! scalar and lives in [`crate::optimizer`].
+//! A backend sees slices, addresses and plain scalars, and knows nothing of methods and covariances. [`cpu`] sums products
+//! over a list of tensors in a fixed order and applies a linear update with given scalars. A device does both, with the
+//! decision between them, in its kernels: [`executor`] says what it has to be able to do, [`abi`] are the structs that it
+//! shares with the host.
 
+#[allow(
+    missing_docs,
+    dead_code,
+    clippy::undocumented_unsafe_blocks,
+    clippy::ptr_as_ptr,
+    clippy::missing_safety_doc
+)]
+pub(crate) mod abi;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
-#[cfg(any(feature = "cuda", feature = "shim"))]
-pub(crate) mod device;
+// Only a backend that executes builds some of it.
+#[cfg_attr(not(any(feature = "cuda", feature = "shim")), allow(dead_code))]
+pub(crate) mod executor;
 #[cfg(feature = "shim")]
 pub(crate) mod shim;

@@ -25,7 +25,6 @@ pub(crate) use anisotropy::{check_sizes, is_factor};
 pub use family::Family;
 pub use matern32::Matern32;
 pub use matern52::Matern52;
-#[cfg(any(feature = "cuda", feature = "shim"))]
 pub(crate) use model::quantile;
 pub use model::{Model, ValueAndSlope};
 pub use rational_quadratic::RationalQuadratic;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::decision::{Decision, Norms};
 use super::report::{SkipReason, StepInput};
 use super::{Adaptive, Anisotropy, Group, Options};
-use crate::backend::cpu::{fold, power_of_two};
+use crate::numeric::{fold, power_of_two};
 
 /// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is trusted: √C(0) of the
 /// logarithm.

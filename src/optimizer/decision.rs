@@ -3,8 +3,9 @@
 
 use super::report::{SkipReason, StepInput};
 use super::{Group, Options};
-use crate::backend::cpu::{LockSums, UpdateScalars, exponent_of, power_of_two};
+use crate::backend::cpu::{LockSums, UpdateScalars};
 use crate::covariance::{Model, Observation};
+use crate::numeric::{exponent_of, power_of_two};
 
 /// ‖g‖² and Σ f²‖g_k‖² of the scaled gradients, each times 4^exponent.
 #[derive(Clone, Copy, Debug)]

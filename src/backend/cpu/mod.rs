@@ -12,11 +12,8 @@ mod update;
 
 pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
-pub(crate) use reduce::{
-    LockSums, SquaredNorms, averaged_norms, exponent_of, lock_sums, power_of_two, squared_norms,
-};
+pub(crate) use reduce::{LockSums, SquaredNorms, averaged_norms, lock_sums, squared_norms};
 pub(crate) use rounding::StochasticBits;
-pub(crate) use sum::fold;
 pub(crate) use update::{Momentum, TensorUpdate, UpdateScalars, update};
 
 /// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small model.

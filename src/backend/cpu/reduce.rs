@@ -4,9 +4,10 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::element::{Compute, Load, Parameter, Store};
-use super::sum::{CHUNK, chunk_dot, fold, tensor_sum};
+use super::sum::{CHUNK, chunk_dot, tensor_sum};
 use super::update::{Momentum, UpdateScalars};
 use super::{SERIAL_BELOW, TASK, run};
+use crate::numeric::{exponent_of, fold, power_of_two};
 use crate::tensor::{DType, GradRef, ParamMut};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or so small
@@ -40,22 +41,6 @@ fn rescued(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
         }
     }
     norms
-}
-
-/// ⌊log₂ x⌋ of a positive finite number.
-pub(crate) fn exponent_of(x: f64) -> i32 {
-    let field = (x.to_bits() >> 52) as i32;
-    if field == 0 {
-        // Subnormal: the scaling is exact.
-        return exponent_of(x * power_of_two(64)) - 64;
-    }
-    field - 1023
-}
-
-/// 2^exponent for a normal result.
-pub(crate) fn power_of_two(exponent: i32) -> f64 {
-    debug_assert!((-1022..=1023).contains(&exponent));
-    f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
 /// The largest |g| of an f64 gradient; 0 for the other formats, whose squares can't leave the range.

@@ -12,9 +12,8 @@
 //! group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial sum.
 
 use super::element::Compute;
+use crate::numeric::{LEAVES as LANES, fold, tree};
 
-/// Lanes of a chunk.
-const LANES: usize = 256;
 /// Neighbouring elements of one row that a lane holds.
 const QUAD: usize = 4;
 /// Columns of a chunk.
@@ -56,44 +55,6 @@ pub(super) fn tensor_sum(chunks: &[f64]) -> f64 {
     fold(&segments)
 }
 
-/// Σ of a list of any length: term i goes to lane i mod 256, each lane adds its terms in order, the lanes fold in the
-/// tree.
-pub(crate) fn fold(terms: &[f64]) -> f64 {
-    // What the tree makes of one term: most tensors have one chunk, most lists of segments one segment.
-    if let [term] = terms {
-        return term + 0.0;
-    }
-    let mut lanes = [0.0; LANES];
-    for row in terms.chunks(LANES) {
-        for (lane, term) in lanes.iter_mut().zip(row) {
-            *lane += term;
-        }
-    }
-    tree(&mut lanes)
-}
-
-/// Joins lane t with lane t + 16, 8, 4, 2, 1 in each group of 32, then the 8 groups the same way.
-fn tree(lanes: &mut [f64; LANES]) -> f64 {
-    let mut groups = [0.0; LANES / 32];
-    for (group, lanes) in groups.iter_mut().zip(lanes.as_chunks_mut::<32>().0) {
-        *group = halve(lanes);
-    }
-    halve(&mut groups)
-}
-
-/// Adds the upper half to the lower half until one term is left; the length is a power of two.
-fn halve(terms: &mut [f64]) -> f64 {
-    let mut stride = terms.len() / 2;
-    while stride > 0 {
-        let (lower, upper) = terms.split_at_mut(stride);
-        for (a, b) in lower.iter_mut().zip(upper) {
-            *a += *b;
-        }
-        stride /= 2;
-    }
-    terms[0]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,14 +94,6 @@ mod tests {
                 })
                 .collect();
             prop_assert_eq!(chunk_dot(&x, &x).to_bits(), naive_chunk(&x).to_bits());
-        }
-
-        #[test]
-        fn fold_agrees_with_an_exact_sum(terms in prop::collection::vec(-1e6_f64..1e6, 0..2000)) {
-            // integers below 2^53 add exactly in any order
-            let terms: Vec<f64> = terms.iter().map(|t| t.round()).collect();
-            let exact: i64 = terms.iter().map(|&t| t as i64).sum();
-            prop_assert_eq!(fold(&terms), exact as f64);
         }
     }
 

@@ -15,20 +15,16 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute, CUresul
 
 use self::driver::{Context, check, initialise};
 use self::module::Module;
-use super::device::abi::RFD_LANES;
-use super::device::executor::{Executor, HostBlock, Kernel, Launch, Launched};
-use super::device::{Device, Stream};
+use super::abi::RFD_LANES;
+use super::executor::{Device, Executor, HostBlock, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 
-pub use report::{DeviceReport, Report, report};
+pub use report::{DEVICE_CODE, report};
 
 /// Lowest compute capability of the PTX.
 const OLDEST_GPU: (i32, i32) = (7, 0);
 
-/// The CUDA device with this number, as CUDA_VISIBLE_DEVICES counts.
-///
-/// # Errors
-/// [`Error::Device`] says what is missing (driver, device, compute capability) and what to do; never a panic.
+/// As [`crate::cuda::device`].
 pub fn device(ordinal: usize) -> Result<Device> {
     initialise()?;
     let count = device_count()?;
@@ -43,10 +39,7 @@ pub fn device(ordinal: usize) -> Result<Device> {
     Ok(Device::new(Arc::new(Cuda::open(number)?)))
 }
 
-/// The CUDA device on which memory lies. Not while a stream is captured.
-///
-/// # Errors
-/// [`Error::Device`] when it is no address of CUDA memory; else as [`device`].
+/// As [`crate::cuda::device_of`].
 pub fn device_of(address: u64) -> Result<Device> {
     initialise()?;
     let context = any_context()?;

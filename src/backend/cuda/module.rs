@@ -6,8 +6,8 @@ use std::ptr;
 use cudarc::driver::sys::{self, CUjit_option, CUresult};
 
 use super::driver::check;
-use crate::backend::device::abi::RFD_LANES;
-use crate::backend::device::executor::Kernel;
+use crate::backend::abi::RFD_LANES;
+use crate::backend::executor::Kernel;
 use crate::error::{Error, Result};
 
 /// PTX for compute capability 7.0 and newer, which the driver compiles for the GPU at hand (and keeps in its cache).

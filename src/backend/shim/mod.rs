@@ -6,9 +6,8 @@ use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::device::abi::{RfdStep, RfdTable};
-use super::device::executor::{Executor, HostBlock, Kernel, Launch, Launched};
-use super::device::{Device, Stream};
+use super::abi::{RfdStep, RfdTable};
+use super::executor::{Device, Executor, HostBlock, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 
 unsafe extern "C" {

@@ -140,13 +140,11 @@ impl Model {
     }
 
     /// −ρ'(0) of the correlation, in units of the length scale.
-    #[cfg(any(feature = "cuda", feature = "shim"))]
     pub(crate) fn slope(&self) -> f64 {
         self.inner.slope
     }
 
     /// η*(∞) in length scales.
-    #[cfg(any(feature = "cuda", feature = "shim"))]
     pub(crate) fn plateau(&self) -> f64 {
         self.inner.plateau
     }

@@ -1,7 +1,7 @@
 //! What a step on a device is given, by address.
 
-use super::abi::RfdStep;
 use super::plan::{dtype_code, size_of};
+use crate::backend::abi::RfdStep;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 

@@ -1,7 +1,7 @@
 //! What the adaptive method remembers, on the device: two slots, of which a step reads one and writes the other.
 
-use super::abi::{RfdAdaptive, RfdHistory, RfdTensorHistory};
-use super::executor::{Device, DeviceBuffer, Stream};
+use crate::backend::abi::{RfdAdaptive, RfdHistory, RfdTensorHistory};
+use crate::backend::executor::{Device, DeviceBuffer, Stream};
 use crate::error::Result;
 use crate::optimizer::adaptive::{self as numbers, History, TensorHistory, Trust};
 use crate::optimizer::{Adaptive, Anisotropy};

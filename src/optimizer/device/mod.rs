@@ -1,19 +1,31 @@
-//! The optimizer on a device: owns its state there and launches steps on the caller's stream.
+//! Steps on tensors in a device's memory: owns their state there and launches kernels on the caller's stream.
+//!
+//! [`plan`] lays out tensors for the kernels, [`settings`] are the numbers that may change between replays of a captured
+//! step, [`history`] is what the adaptive method remembers, [`status`] reads what steps did.
+
+mod history;
+mod input;
+mod plan;
+mod settings;
+mod state;
+mod status;
 
 use std::sync::Arc;
 
-use super::abi::{RFD_INLINE_TENSORS, RfdAdaptive, RfdModel, RfdStep, RfdTable, RfdTensor};
-use super::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
-use super::history::HistoryMemory;
-use super::input::{DeviceInput, DeviceLoss, DeviceTensor, scalar};
-use super::plan::{Extent, Kind, Plan, TensorEntry, check_addresses, check_overlap};
-use super::settings::{self, Control};
-use super::status::{Mirror, StatusReader};
+use crate::backend::abi::{RFD_INLINE_TENSORS, RfdAdaptive, RfdModel, RfdStep, RfdTable, RfdTensor};
+use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 use crate::optimizer::adaptive::History;
 use crate::optimizer::{Group, Method, Options, SquaredNorm, StepReport, TensorSpec};
 use crate::tensor::DType;
+use history::HistoryMemory;
+use input::scalar;
+pub use input::{DeviceInput, DeviceLoss, DeviceTensor};
+use plan::{Extent, Kind, Plan, TensorEntry, check_addresses, check_overlap};
+use settings::Control;
+use status::Mirror;
+pub use status::StatusReader;
 
 /// As many tensors as a launch is passed by value.
 const INLINE: usize = RFD_INLINE_TENSORS as usize;
@@ -442,16 +454,16 @@ impl DeviceOptimizer {
         &self.options.groups[self.entries[k].spec.group]
     }
 
-    pub(super) fn entries(&self) -> &[TensorEntry] {
+    fn entries(&self) -> &[TensorEntry] {
         &self.entries
     }
 
-    pub(super) fn control(&self) -> &Control {
+    fn control(&self) -> &Control {
         &self.control
     }
 
     /// Makes velocities, at rest, for those of the tensors that have none.
-    pub(super) fn require_momentum(&mut self, tensors: Vec<usize>) -> Result<()> {
+    fn require_momentum(&mut self, tensors: Vec<usize>) -> Result<()> {
         let missing: Vec<usize> = tensors.into_iter().filter(|&k| self.entries[k].momentum == 0).collect();
         let sizes: Vec<usize> = missing.iter().map(|&k| self.entries[k].momentum_bytes()).collect();
         for (k, address) in missing.into_iter().zip(self.allocate(&sizes)?) {
@@ -461,7 +473,7 @@ impl DeviceOptimizer {
     }
 
     /// Makes master weights, not yet filled, for those of the tensors that can have some and have none.
-    pub(super) fn require_master(&mut self, tensors: Vec<usize>) -> Result<()> {
+    fn require_master(&mut self, tensors: Vec<usize>) -> Result<()> {
         let missing: Vec<usize> = tensors
             .into_iter()
             .filter(|&k| self.entries[k].master == 0 && self.entries[k].is_half())
@@ -492,19 +504,19 @@ impl DeviceOptimizer {
     }
 
     /// After loading: whether the master weights of a tensor hold something.
-    pub(super) fn set_master_ready(&mut self, k: usize, ready: bool) {
+    fn set_master_ready(&mut self, k: usize, ready: bool) {
         self.entries[k].master_ready = ready;
         // The next step has to look which ones to fill.
         self.prepared = None;
     }
 
     /// What the adaptive method remembers after so many applied steps, after the work on the stream.
-    pub(super) fn read_history(&self, applied: u64, stream: Stream) -> Result<Option<History>> {
+    fn read_history(&self, applied: u64, stream: Stream) -> Result<Option<History>> {
         self.history.as_ref().map(|memory| memory.read(applied, stream)).transpose()
     }
 
     /// After loading: what belongs to a count of applied steps. The status is that of an optimizer that has seen none yet.
-    pub(super) fn restore(
+    fn restore(
         &mut self,
         applied: u64,
         skipped: u64,

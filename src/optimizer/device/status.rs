@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::abi::{
+use crate::backend::abi::{
     RFD_REASON_APPLIED, RFD_REASON_FOUND_INF, RFD_REASON_INVALID_OPTION, RFD_REASON_LOSS_BELOW_BOUND,
     RFD_REASON_NON_FINITE_GRADIENT, RFD_REASON_NON_FINITE_LOSS, RFD_REASON_OUT_OF_RANGE,
     RFD_REASON_ZERO_GRADIENT, RfdStatus,
 };
-use super::executor::{Device, HostBlock};
+use crate::backend::executor::{Device, HostBlock};
 use crate::error::{Error, Result};
 use crate::optimizer::{Outcome, SkipReason, StepReport};
 

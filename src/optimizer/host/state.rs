@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::state_file::{self, Buffers, State};
 use super::{Optimizer, TensorSpec};
 use crate::backend::cpu::Momentum;
 use crate::error::Result;
+use crate::optimizer::state_file::{self, Buffers, State};
 use crate::tensor::DType;
 
 impl Optimizer {

@@ -1,11 +1,11 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its writes.
 
-use super::abi::{
+use crate::backend::abi::{
     RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
     RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD,
 };
-use super::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
-use super::executor::{Device, DeviceBuffer, Stream};
+use crate::backend::abi::{RfdGroup, RfdModel, RfdSettings, RfdSquaredNorm, RfdStatus};
+use crate::backend::executor::{Device, DeviceBuffer, Stream};
 use crate::covariance::{Family, Model, StepMode, quantile};
 use crate::error::{Error, Result};
 use crate::optimizer::{Group, Options, SquaredNorm};

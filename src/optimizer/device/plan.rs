@@ -1,11 +1,11 @@
 //! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments begin.
 
-use super::abi::{
+use super::input::DeviceTensor;
+use crate::backend::abi::{
     RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_BF16, RFD_DTYPE_F16, RFD_DTYPE_F32, RFD_DTYPE_F64,
     RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
 };
-use super::executor::Instance;
-use super::input::DeviceTensor;
+use crate::backend::executor::Instance;
 use crate::error::{Error, Result};
 use crate::optimizer::{Group, Method, Options, TensorSpec};
 use crate::tensor::DType;

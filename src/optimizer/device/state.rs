@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::executor::Stream;
-use super::optimizer::DeviceOptimizer;
+use super::DeviceOptimizer;
 use super::plan::{TensorEntry, size_of};
+use crate::backend::executor::Stream;
 use crate::error::Result;
 use crate::optimizer::TensorSpec;
 use crate::optimizer::state_file::{self, Buffers, State};

@@ -1,0 +1,75 @@
+//! Number helpers that the optimizer and its backends both use: powers of two, and the fixed order in which terms are
+//! added (`docs/summation.md`).
+
+/// Leaves of the tree that sums fold in.
+pub(crate) const LEAVES: usize = 256;
+
+/// ⌊log₂ x⌋ of a positive finite number.
+pub(crate) fn exponent_of(x: f64) -> i32 {
+    let field = (x.to_bits() >> 52) as i32;
+    if field == 0 {
+        // Subnormal: the scaling is exact.
+        return exponent_of(x * power_of_two(64)) - 64;
+    }
+    field - 1023
+}
+
+/// 2^exponent for a normal result.
+pub(crate) fn power_of_two(exponent: i32) -> f64 {
+    debug_assert!((-1022..=1023).contains(&exponent));
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// Σ of a list of any length: term i goes to leaf i mod 256, each leaf adds its terms in order, the leaves fold in the
+/// tree.
+pub(crate) fn fold(terms: &[f64]) -> f64 {
+    // What the tree makes of one term: most tensors have one chunk, most lists of segments one segment.
+    if let [term] = terms {
+        return term + 0.0;
+    }
+    let mut leaves = [0.0; LEAVES];
+    for row in terms.chunks(LEAVES) {
+        for (leaf, term) in leaves.iter_mut().zip(row) {
+            *leaf += term;
+        }
+    }
+    tree(&mut leaves)
+}
+
+/// Joins leaf t with leaf t + 16, 8, 4, 2, 1 in each group of 32, then the 8 groups the same way.
+pub(crate) fn tree(leaves: &mut [f64; LEAVES]) -> f64 {
+    let mut groups = [0.0; LEAVES / 32];
+    for (group, leaves) in groups.iter_mut().zip(leaves.as_chunks_mut::<32>().0) {
+        *group = halve(leaves);
+    }
+    halve(&mut groups)
+}
+
+/// Adds the upper half to the lower half until one term is left; the length is a power of two.
+fn halve(terms: &mut [f64]) -> f64 {
+    let mut stride = terms.len() / 2;
+    while stride > 0 {
+        let (lower, upper) = terms.split_at_mut(stride);
+        for (a, b) in lower.iter_mut().zip(upper) {
+            *a += *b;
+        }
+        stride /= 2;
+    }
+    terms[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn fold_agrees_with_an_exact_sum(terms in prop::collection::vec(-1e6_f64..1e6, 0..2000)) {
+            // integers below 2^53 add exactly in any order
+            let terms: Vec<f64> = terms.iter().map(|t| t.round()).collect();
+            let exact: i64 = terms.iter().map(|&t| t as i64).sum();
+            prop_assert_eq!(fold(&terms), exact as f64);
+        }
+    }
+}
