@@ -164,7 +164,7 @@ typedef struct RfdSquaredNorm {
 #define RFD_SUM_PARAMETER 2  // |p|^2
 #define RFD_SUM_PRODUCT 3    // <p, d>
 
-// What the adaptive method remembers (src/optimizer/adaptive.rs); one RfdTensorHistory for each tensor
+// What the adaptive method remembers (src/optimizer/method/adaptive.rs); one RfdTensorHistory for each tensor
 // follows. On the device lie two of these: a step reads the one and, if it is applied, writes the other, for
 // the step after it. The first is that after an even number of applied steps.
 typedef struct RfdHistory {
@@ -188,7 +188,7 @@ typedef struct RfdTensorHistory {
     double average_rest;     // the weight that the averaged gradient still lacks
 } RfdTensorHistory;
 
-// The adaptive method and its numbers, which exist in src/optimizer/adaptive.rs alone. All 0 for other
+// The adaptive method and its numbers, which exist in src/optimizer/method/adaptive.rs alone. All 0 for other
 // methods.
 typedef struct RfdAdaptive {
     uint64_t history;          // address of two RfdHistory with their tensors

@@ -1,4 +1,4 @@
-// The adaptive method: what training itself shows decides. src/optimizer/adaptive.rs operation by operation,
+// The adaptive method: what training itself shows decides. src/optimizer/method/adaptive.rs operation by operation,
 // so that the bits agree.
 #pragma once
 
