@@ -1,5 +1,5 @@
-// The adaptive method: what training itself shows decides. src/optimizer/method/adaptive.rs operation by operation,
-// so that the bits agree.
+// The adaptive method: what training itself shows decides. src/optimizer/method/adaptive.rs operation by
+// operation, so that the bits agree.
 #pragma once
 
 #include "../observation.cuh"

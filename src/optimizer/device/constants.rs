@@ -1,4 +1,5 @@
-//! What covariances and kernels must agree on, and can't take from one another: the compiler compares the two.
+//! What covariances and kernels must agree on, and can't take from one another: the compiler compares the
+//! two.
 
 use crate::backend::abi;
 use crate::covariance::shared;

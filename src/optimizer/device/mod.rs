@@ -257,16 +257,16 @@ impl DeviceOptimizer {
         let kernel = Kernel::step(prepared.plan.instance);
         if self.cooperative {
             let grid = self.grid(kernel, &step);
-            // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the others; that
-            // they are live memory of the device the caller vouches for. What else the kernels use is this
-            // optimizer's own.
+            // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the
+            // others; that they are live memory of the device the caller vouches for. What else the kernels
+            // use is this optimizer's own.
             if grid > 0 && unsafe { self.launch(kernel, true, grid, &step, stream)? } == Launched::Queued {
                 return Ok(());
             }
             self.cooperative = false;
         }
-        // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the others; that
-        // they are live memory of the device the caller vouches for. What else the kernels use is this
+        // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the others;
+        // that they are live memory of the device the caller vouches for. What else the kernels use is this
         // optimizer's own.
         unsafe {
             self.launch_norms(&step, stream)?;
@@ -329,8 +329,8 @@ impl DeviceOptimizer {
         // SAFETY: the caller vouches for the addresses.
         let mut step = unsafe { self.prepare(tensors, input, stream)? };
         step.given_norm = norm;
-        // SAFETY: `prepare` has checked the list and `check_number` the norm; that both are live memory of the
-        // device the caller vouches for.
+        // SAFETY: `prepare` has checked the list and `check_number` the norm; that both are live memory of
+        // the device the caller vouches for.
         unsafe { self.launch_update(&step, stream) }
     }
 

@@ -110,8 +110,8 @@ impl Control {
         for (i, word) in value.words().iter().enumerate() {
             for (half, word) in [*word as u32, (word >> 32) as u32].into_iter().enumerate() {
                 let address = self.memory.address() + offset + (8 * i + 4 * half) as u64;
-                // SAFETY: the words lie in this object's own memory, whose size follows from the groups; kernels
-                // that read them come before or after on the stream, which the caller gives for that.
+                // SAFETY: the words lie in this object's own memory, whose size follows from the groups;
+                // kernels that read them come before or after on the stream, which the caller gives for that.
                 unsafe { self.device.executor().fill(address, word, 1, stream)? };
             }
         }

@@ -58,8 +58,8 @@ const LARGEST_VARIANCE: f64 = 4.0;
 /// deep networks start, the gradient does not tell how far the linear model holds.
 const RAMP: i32 = 8;
 
-/// What is remembered before the first step: averages have the weight that they still lack, which is βⁿ after n
-/// steps.
+/// What is remembered before the first step: averages have the weight that they still lack, which is βⁿ after
+/// n steps.
 fn fresh(tensors: usize) -> History {
     let shared = RfdHistory { loss_rest: 1.0, factor: 1.0, ..RfdHistory::default() };
     let tensor = RfdTensorHistory { squares: 0.0, squares_rest: 1.0, average_rest: 1.0 };
