@@ -10,8 +10,9 @@ use crate::optimizer::{Outcome, StepReport};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
-/// A writer needs less than a microsecond, unless it is put aside half way: a GPU that several processes share, and a
-/// thread of the kernels' stand-in on the CPU, may be for many milliseconds. One that takes this long has stopped.
+/// A writer needs less than a microsecond, unless it is put aside half way: a GPU that several processes
+/// share, and a thread of the kernels' stand-in on the CPU, may be for many milliseconds. One that takes this
+/// long has stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Attempts before the reader, too, makes room for others.
@@ -49,8 +50,8 @@ impl Mirror {
 
     /// The last whole block; `None` before the first step.
     ///
-    /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum of the
-    /// counts. So what is read between the sequence and counts of the same sum is of one step.
+    /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum
+    /// of the counts. So what is read between the sequence and counts of the same sum is of one step.
     pub fn read(&self) -> Result<Option<StepReport>> {
         let mut attempts = 0;
         let mut started = None;
@@ -81,8 +82,8 @@ impl Mirror {
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: the block is 8-byte aligned, as large as the array, and lives as long as `self`. The device's writes are
-        // aligned 8-byte stores, like those of another thread's atomics.
+        // SAFETY: the block is 8-byte aligned, as large as the array, and lives as long as `self`. The
+        // device's writes are aligned 8-byte stores, like those of another thread's atomics.
         unsafe { &*self.block.host.cast() }
     }
 }

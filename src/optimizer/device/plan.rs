@@ -1,4 +1,5 @@
-//! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments begin.
+//! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments
+//! begin.
 
 use super::buffers::Buffers;
 use crate::backend::abi::{

@@ -1,4 +1,5 @@
-//! The small block of device memory that holds what may change between replays of a captured step, and its writes.
+//! The small block of device memory that holds what may change between replays of a captured step, and its
+//! writes.
 
 use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
@@ -101,14 +102,15 @@ impl Control {
         self.memory.upload(STATUS as usize, &bytes, stream)
     }
 
-    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to stay.
+    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to
+    /// stay.
     fn write(&self, offset: u64, values: &[f64], stream: Stream) -> Result<()> {
         for (i, value) in values.iter().enumerate() {
             let bits = value.to_bits();
             for (half, word) in [bits as u32, (bits >> 32) as u32].into_iter().enumerate() {
                 let address = self.memory.address() + offset + (8 * i + 4 * half) as u64;
-                // SAFETY: the words lie in this object's own memory, whose size follows from the groups; kernels that
-                // read them come before or after on the stream, which the caller gives for that.
+                // SAFETY: the words lie in this object's own memory, whose size follows from the groups;
+                // kernels that read them come before or after on the stream, which the caller gives for that.
                 unsafe { self.device.executor().fill(address, word, 1, stream)? };
             }
         }

@@ -17,20 +17,20 @@ use crate::optimizer::options::{Group, Options};
 use crate::optimizer::report::SkipReason;
 use crate::optimizer::spec::TensorSpec;
 
-/// Steps from a fitted covariance model (paper, Theorem "Explicit RFD"). With the defaults, RFD as published; it takes loss
-/// and gradient as noiseless.
+/// Steps from a fitted covariance model (paper, Theorem "Explicit RFD"). With the defaults, RFD as published;
+/// it takes loss and gradient as noiseless.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// What was fitted.
     pub model: Model,
     /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism. Default: RFD.
     pub rule: StepRule,
-    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of the gradients,
-    /// in (0, 1]. 0, the default, treats loss and gradient as noiseless.
+    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of
+    /// the gradients, in (0, 1]. 0, the default, treats loss and gradient as noiseless.
     pub inv_batch_size: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each. 0, and no number,
-    /// which is the default: no velocity is kept. Velocities are f32 for all but f64 parameters, so a step whose gradient
-    /// norm or learning rate leaves the range of f32 is skipped.
+    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each. 0,
+    /// and no number, which is the default: no velocity is kept. Velocities are f32 for all but f64
+    /// parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
     pub momentum: Vec<f64>,
 }
 
@@ -45,15 +45,15 @@ impl Fitted {
         Self { momentum: vec![momentum], ..self }
     }
 
-    /// Method, options and descriptions of an optimizer in the geometry of a model with
-    /// [length scales by tensor](Model::tensors): each tensor gets a group of its own, with the
-    /// settings of the group it was in and that group's length-scale factor times the model's f_k. Tensors that the model
-    /// does not know (such as running averages, which have no gradient) keep the factor of their group. Group k is then
-    /// that of `specs[k]`; a model without such tensors changes nothing.
+    /// Method, options and descriptions of an optimizer in the geometry of a model with [length scales by
+    /// tensor](Model::tensors): each tensor gets a group of its own, with the settings of the group it was in
+    /// and that group's length-scale factor times the model's f_k. Tensors that the model does not know (such
+    /// as running averages, which have no gradient) keep the factor of their group. Group k is then that of
+    /// `specs[k]`; a model without such tensors changes nothing.
     ///
     /// # Errors
-    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the number of elements
-    /// the model was fitted with, or one whose group does not exist.
+    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the
+    /// number of elements the model was fitted with, or one whose group does not exist.
     pub fn per_tensor(
         mut self,
         mut options: Options,

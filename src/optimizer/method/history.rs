@@ -1,5 +1,5 @@
-//! What a method remembers between steps beside velocities: numbers with names, some of all tensors together and some of
-//! each. Host, device and saved states hold the same numbers in the same order.
+//! What a method remembers between steps beside velocities: numbers with names, some of all tensors together
+//! and some of each. Host, device and saved states hold the same numbers in the same order.
 
 /// The numbers, f64 each.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,8 +60,8 @@ pub(crate) trait Numbers {
     fn from_numbers(numbers: &[f64]) -> Self;
 }
 
-/// Implements [`Numbers`] for a struct that the kernels share. It does not compile unless the list names all fields in their
-/// order.
+/// Implements [`Numbers`] for a struct that the kernels share. It does not compile unless the list names all
+/// fields in their order.
 macro_rules! numbers {
     ($of:ident { $($field:ident),* $(,)? }) => {
         impl Numbers for $of {

@@ -1,7 +1,8 @@
 //! How steps follow from losses and gradients.
 //!
-//! A method is one type on the host, here, and one header on the device (`kernels/methods/`). [`Descent`] is what it has
-//! to say: which sums it needs, how it decides, what it remembers. Nobody else asks which method it is.
+//! A method is one type on the host, here, and one header on the device (`kernels/methods/`). [`Descent`] is
+//! what it has to say: which sums it needs, how it decides, what it remembers. Nobody else asks which method
+//! it is.
 
 mod adaptive;
 mod fitted;
@@ -118,7 +119,8 @@ pub(crate) trait Descent {
         Vec::new()
     }
 
-    /// Writes what the kernels need of it into the launch's parameters; its history lies at the address given.
+    /// Writes what the kernels need of it into the launch's parameters; its history lies at the address
+    /// given.
     fn place(&self, step: &mut RfdStep, history: u64) -> Result<()>;
 
     /// Writes those of its settings that may change between replays of a captured step.
