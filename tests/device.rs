@@ -682,13 +682,13 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
             assert_eq!(counts.launches, [kernel]);
             assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
         }
-        // separate launches, with the rescue only where f64 gradients are
+        // separate launches, rescaling only where f64 gradients are
         let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
         fixture.on_device.set_cooperative(false);
         shim.take_counts();
         fixture.step_device(2.0).unwrap();
         let expected =
-            ["rfd_norm_generic", "rfd_rescue_max", "rfd_rescue_norm", "rfd_update_generic", "rfd_status"];
+            ["rfd_norm_generic", "rfd_rescale_max", "rfd_rescale_norm", "rfd_update_generic", "rfd_status"];
         assert_eq!(shim.take_counts().launches, expected);
         let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
         shim.set_options(ShimOptions { refuses: true, ..ShimOptions::default() });

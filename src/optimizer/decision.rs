@@ -3,6 +3,7 @@
 
 use super::options::Group;
 use super::report::StepInput;
+use crate::backend::abi::RFD_COMFORTABLE_EXPONENT;
 use crate::backend::cpu::{LockSums, UpdateScalars};
 use crate::numeric::{exponent_of, power_of_two};
 
@@ -57,7 +58,7 @@ pub(crate) struct Decision {
 
 /// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of
 /// f32.
-const COMFORTABLE_EXPONENT: i32 = 32;
+const COMFORTABLE_EXPONENT: i32 = RFD_COMFORTABLE_EXPONENT as i32;
 
 impl Decision {
     /// A step along the gradient.

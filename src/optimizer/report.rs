@@ -85,14 +85,14 @@ pub enum SkipReason {
 
 /// The numbers of outcomes, the same in Rust, C and kernels.
 const CODES: [(u32, Outcome); 8] = [
-    (RFD_REASON_APPLIED, Outcome::Applied),
-    (RFD_REASON_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
-    (RFD_REASON_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
-    (RFD_REASON_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
-    (RFD_REASON_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
-    (RFD_REASON_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
-    (RFD_REASON_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
-    (RFD_REASON_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
+    (RFD_OUTCOME_APPLIED, Outcome::Applied),
+    (RFD_OUTCOME_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
+    (RFD_OUTCOME_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
+    (RFD_OUTCOME_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
+    (RFD_OUTCOME_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
+    (RFD_OUTCOME_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
+    (RFD_OUTCOME_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
+    (RFD_OUTCOME_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
 ];
 
 impl Outcome {

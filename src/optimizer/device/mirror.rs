@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::abi::RfdStatus;
 use crate::backend::executor::{Device, HostBlock, Stream};
+use crate::backend::words::Plain;
 use crate::error::{Error, Result};
 use crate::optimizer::{Outcome, StepReport};
 
@@ -67,7 +68,7 @@ impl Mirror {
                 if sequence == 0 {
                     return Ok(None);
                 }
-                return report(&status(copy)).map(Some);
+                return report(&RfdStatus::from_words(&copy)).map(Some);
             }
             attempts += 1;
             if attempts < SPINS {
@@ -94,28 +95,11 @@ impl Drop for Mirror {
     }
 }
 
-fn status(words: [u64; WORDS]) -> RfdStatus {
-    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] =
-        words;
-    RfdStatus {
-        sequence,
-        applied,
-        skipped,
-        loss: f64::from_bits(loss),
-        grad_norm: f64::from_bits(grad_norm),
-        sigma_norm: f64::from_bits(sigma_norm),
-        theta: f64::from_bits(theta),
-        step_size: f64::from_bits(step_size),
-        learning_rate: f64::from_bits(learning_rate),
-        reason,
-    }
-}
-
 fn report(status: &RfdStatus) -> Result<StepReport> {
-    let outcome = u32::try_from(status.reason).ok().and_then(Outcome::from_code).ok_or_else(|| {
+    let outcome = u32::try_from(status.outcome).ok().and_then(Outcome::from_code).ok_or_else(|| {
         Error::Device(format!(
             "its status block names an outcome {} that this release doesn't know; something overwrote it",
-            status.reason
+            status.outcome
         ))
     })?;
     Ok(StepReport {

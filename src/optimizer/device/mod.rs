@@ -100,7 +100,7 @@ impl DeviceOptimizer {
             .map_err(|_| Error::invalid("number of tensors", count, "a device has fewer than 2^32"))?;
         let extent = Extent::of_all(&core)?;
         let locked = options.groups.iter().any(|group| group.norm_lock);
-        let sums = core.method().descent().kind().sums(locked) as usize;
+        let sums = if locked { 4 } else { 1 + usize::from(core.method().descent().sums_directions()) };
         let control = Control::new(device, &core)?;
         let mirror = Arc::new(Mirror::new(device)?);
         let history = HistoryMemory::new(device, &core)?;
@@ -109,7 +109,7 @@ impl DeviceOptimizer {
             settings: control.settings(),
             status: control.status(),
             mirror: mirror.address(),
-            rescue: control.rescue(),
+            largest_grad: control.largest_grad(),
             seed: options.stochastic_rounding.unwrap_or(0),
             stochastic: options.stochastic_rounding.is_some().into(),
             group_count: options.groups.len() as u32,
@@ -398,9 +398,9 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let rescue = [Kernel::RESCUE_MAX, Kernel::RESCUE_NORM];
+        let rescale = [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM];
         let kernels =
-            [Kernel::norm(plan.instance)].into_iter().chain(rescue.into_iter().filter(|_| plan.f64_grads));
+            [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)? };

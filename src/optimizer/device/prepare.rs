@@ -75,7 +75,6 @@ impl DeviceOptimizer {
         let prepared = self.prepared.as_ref().expect("made above");
         step.chunks = prepared.plan.extent.chunks;
         step.segments = prepared.plan.extent.segments;
-        step.sums = prepared.plan.sums;
         self.workspace.place(&mut step);
         if self.tables.is_some() {
             step.tensors = self.store_table(stream)?;

@@ -182,8 +182,7 @@ impl Optimizer {
 
     /// The squared norms of the gradients, and of the new velocities where the method decides by them.
     fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> (cpu::SquaredNorms, Option<Vec<f64>>) {
-        let method = self.core.method().descent();
-        if !method.kind().sums_directions() {
+        if !self.core.method().descent().sums_directions() {
             return (cpu::squared_norms(grads), None);
         }
         let velocities: Vec<_> = (self.core.specs().zip(&self.buffers).enumerate())

@@ -2,10 +2,9 @@
 //! Plain f64 arithmetic (add, multiply, divide, square root), in one fixed order, which
 //! `kernels/methods/adaptive.cuh` repeats bit for bit.
 
-use super::history::{Numbers, numbers};
 use super::{Descent, History, Method, Names, Seen, StepPlan, TensorSums, another_method, fixed, trust};
-use crate::backend::abi::{RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
-use crate::backend::executor::Kind;
+use crate::backend::abi::{RFD_METHOD_ADAPTIVE, RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
+use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
@@ -59,24 +58,8 @@ const LARGEST_VARIANCE: f64 = 4.0;
 /// deep networks start, the gradient does not tell how far the linear model holds.
 const RAMP: i32 = 8;
 
-// What is remembered, in the layout of the kernels: averages with the weights that they still lack, which are
-// 1 before the first step and βⁿ after n, and what trust follows from.
-numbers!(RfdHistory {
-    loss,
-    loss_rest,
-    factor,
-    last,
-    steps,
-    windows,
-    sum,
-    squares,
-    promised,
-    sum_before,
-    squares_before,
-    promised_before,
-});
-numbers!(RfdTensorHistory { squares, squares_rest, average_rest });
-
+/// What is remembered before the first step: averages have the weight that they still lack, which is βⁿ after n
+/// steps.
 fn fresh(tensors: usize) -> History {
     let shared = RfdHistory { loss_rest: 1.0, factor: 1.0, ..RfdHistory::default() };
     let tensor = RfdTensorHistory { squares: 0.0, squares_rest: 1.0, average_rest: 1.0 };
@@ -183,8 +166,12 @@ impl Descent for Adaptive {
         self.averaging
     }
 
-    fn kind(&self) -> Kind {
-        if self.averaging > 0.0 { Kind::Averaged } else { Kind::Adaptive }
+    fn kind(&self) -> InstanceKind {
+        if self.averaging > 0.0 { InstanceKind::Averaged } else { InstanceKind::Generic }
+    }
+
+    fn sums_directions(&self) -> bool {
+        self.averaging > 0.0
     }
 
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
@@ -288,6 +275,7 @@ impl Descent for Adaptive {
     }
 
     fn place(&self, step: &mut RfdStep, history: u64) -> Result<()> {
+        step.method = RFD_METHOD_ADAPTIVE;
         step.adaptive = RfdAdaptive {
             history,
             averaging: self.averaging,

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use super::{Descent, History, Method, Seen, StepPlan, another_method, fixed};
 use crate::backend::abi::{
     RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
-    RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
+    RFD_METHOD_FITTED, RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
 };
-use crate::backend::executor::Kind;
+use crate::backend::executor::InstanceKind;
+use crate::backend::kernels::FAMILIES;
 use crate::covariance::{
     Family, Model, Observation, StepMode, StepRule, TensorFactor, quantile, validate_inv_batch_size,
 };
@@ -107,12 +108,7 @@ impl Fitted {
                 "only the built-in covariances run on a device; use the CPU's `Optimizer` for others";
             return Err(Error::invalid("covariance", model.covariance().name(), expected));
         };
-        let (family, beta) = match family {
-            Family::SquaredExponential => (RFD_FAMILY_SQUARED_EXPONENTIAL, 0.0),
-            Family::RationalQuadratic { beta } => (RFD_FAMILY_RATIONAL_QUADRATIC, beta),
-            Family::Matern32 => (RFD_FAMILY_MATERN32, 0.0),
-            Family::Matern52 => (RFD_FAMILY_MATERN52, 0.0),
-        };
+        let beta = if let Family::RationalQuadratic { beta } = family { beta } else { 0.0 };
         let moments = model.moments();
         Ok(RfdModel {
             mean: moments.mean,
@@ -125,7 +121,7 @@ impl Fitted {
             plateau: model.plateau(),
             beta,
             quantile: quantile(rule.conservatism),
-            family,
+            family: family_number(family),
             mode: match rule.mode {
                 StepMode::Rfd => RFD_MODE_RFD,
                 StepMode::ARfd => RFD_MODE_A_RFD,
@@ -134,6 +130,31 @@ impl Fitted {
         })
     }
 }
+
+/// The number of a family in the kernels.
+fn family_number(family: Family) -> u32 {
+    match family {
+        Family::SquaredExponential => RFD_FAMILY_SQUARED_EXPONENTIAL,
+        Family::RationalQuadratic { .. } => RFD_FAMILY_RATIONAL_QUADRATIC,
+        Family::Matern32 => RFD_FAMILY_MATERN32,
+        Family::Matern52 => RFD_FAMILY_MATERN52,
+    }
+}
+
+// Each family of the kernels is one of the host's.
+const _: () = {
+    let mut i = 0;
+    while i < FAMILIES.len() {
+        assert!(matches!(
+            FAMILIES[i],
+            RFD_FAMILY_SQUARED_EXPONENTIAL
+                | RFD_FAMILY_RATIONAL_QUADRATIC
+                | RFD_FAMILY_MATERN32
+                | RFD_FAMILY_MATERN52
+        ));
+        i += 1;
+    }
+};
 
 impl From<Model> for Fitted {
     fn from(model: Model) -> Self {
@@ -201,8 +222,8 @@ impl Descent for Fitted {
         }
     }
 
-    fn kind(&self) -> Kind {
-        if self.rule.conservatism > 0.0 { Kind::Conservative } else { Kind::Fitted }
+    fn kind(&self) -> InstanceKind {
+        if self.rule.conservatism > 0.0 { InstanceKind::Generic } else { InstanceKind::Fitted }
     }
 
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
@@ -223,6 +244,7 @@ impl Descent for Fitted {
     }
 
     fn place(&self, step: &mut RfdStep, _history: u64) -> Result<()> {
+        step.method = RFD_METHOD_FITTED;
         step.model = self.on_device()?;
         Ok(())
     }

@@ -18,7 +18,7 @@ use super::decision::{Decision, Norms};
 use super::report::{SkipReason, StepInput};
 use super::spec::TensorSpec;
 use crate::backend::abi::{RfdSettings, RfdStep};
-use crate::backend::executor::Kind;
+use crate::backend::executor::InstanceKind;
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 
@@ -98,8 +98,13 @@ pub(crate) trait Descent {
     /// What the velocities of a group are multiplied with in each step; 0 when it has none.
     fn velocity_decay(&self, group: usize) -> f64;
 
-    /// Which kernels it takes; they say which sums it needs.
-    fn kind(&self) -> Kind;
+    /// Which instances of the kernels are for it.
+    fn kind(&self) -> InstanceKind;
+
+    /// Whether it decides by the squared norm of each new velocity, beside that of the gradient.
+    fn sums_directions(&self) -> bool {
+        false
+    }
 
     /// The step, or why there is none.
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason>;
