@@ -1,5 +1,5 @@
-//! Which devices have steps, and steps on a CUDA device: addresses of candle's storages, queued on the device's
-//! own stream.
+//! Which devices have steps, and steps on a CUDA device: addresses of candle's storages, queued on the
+//! device's own stream.
 //!
 //! Nothing waits for the device. candle frees memory in stream order, so a gradient may go as soon as the
 //! step is queued.
@@ -76,9 +76,9 @@ pub(crate) fn step(
         let (address, dtype) = tensor_address("loss", &loss, device)?;
         RawNumber::Address { address, dtype }
     });
-    // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats: `gradients` has
-    // checked gradients, `Variables::new` and `Address::of` variables. All work on them is on this stream, which
-    // is in order, and so is the freeing of their memory.
+    // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats: `gradients`
+    // has checked gradients, `Variables::new` and `Address::of` variables. All work on them is on this stream,
+    // which is in order, and so is the freeing of their memory.
     unsafe { optimizer.step(&tensors, &input, cuda::stream(device)) }.map_err(wrap)?;
     // For programs with several streams: the variables were written before this point of the stream, and
     // the rest read.
@@ -117,8 +117,8 @@ pub(crate) fn step_one(
     let (loss, dtype) = read_address("loss", loss, device)?;
     let input = RawInput::new(RawNumber::Address { address: loss, dtype });
     // SAFETY: candle lends out the parameter for writing and the others for reading; formats and shapes were
-    // checked here and by the caller. What follows on this stream follows the step, and memory is freed in its
-    // order.
+    // checked here and by the caller. What follows on this stream follows the step, and memory is freed in
+    // its order.
     unsafe { optimizer.step(&[tensor], &input, cuda::stream(device)) }.map_err(wrap)?;
     cuda::write(param, device);
     Ok(())

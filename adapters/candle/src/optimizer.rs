@@ -17,23 +17,23 @@ use crate::{device, host};
 /// What an optimizer is made of beside variables.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How steps are chosen: [`Fitted`](crate::Fitted), from the covariance model of the network on its data, or
-    /// [`Adaptive`](crate::Adaptive).
+    /// How steps are chosen: [`Fitted`](crate::Fitted), from the covariance model of the network on its data,
+    /// or [`Adaptive`](crate::Adaptive).
     pub method: Method,
     /// What both methods have; the defaults need no change.
     pub options: Options,
 }
 
 impl Config {
-    /// A fitted [`Model`], [`Fitted`](crate::Fitted) with settings of its own or [`Adaptive`](crate::Adaptive),
-    /// with the default options.
+    /// A fitted [`Model`], [`Fitted`](crate::Fitted) with settings of its own or
+    /// [`Adaptive`](crate::Adaptive), with the default options.
     pub fn new(method: impl Into<Method>) -> Self {
         Self { method: method.into(), options: Options::default() }
     }
 
     /// For a model with a length scale for each tensor: configuration and variables with a group for each
-    /// variable, see [`Fitted::per_tensor`](crate::Fitted::per_tensor). Nothing changes for a model with one length scale
-    /// and for the adaptive method.
+    /// variable, see [`Fitted::per_tensor`](crate::Fitted::per_tensor). Nothing changes for a model with one
+    /// length scale and for the adaptive method.
     ///
     /// # Errors
     /// Names the tensor of the model that is not among the variables or has another size, or the variable
@@ -187,9 +187,8 @@ impl Rfd {
         Ok(())
     }
 
-    /// Replaces the settings of the method from the next step on: of [`Fitted`](crate::Fitted) `inv_batch_size`
-    /// and `momentum`, the model and the rest must be those it has; [`Adaptive`](crate::Adaptive) has none that
-    /// may change.
+    /// Replaces the settings of the method from the next step on. Of [`Fitted`](crate::Fitted),
+    /// `inv_batch_size` and `momentum` may change, of [`Adaptive`](crate::Adaptive) nothing.
     ///
     /// # Errors
     /// For a setting that can't change or is outside its domain, and for another method.

@@ -1,5 +1,6 @@
-//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went on with
-//! then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they are.
+//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went
+//! on with then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they
+//! are.
 
 mod common;
 #[path = "../../../tests/states/mod.rs"]

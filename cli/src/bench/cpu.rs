@@ -1,5 +1,5 @@
-//! Steps on the processor, of the fitted and the adaptive method, in turn with a plain loop that moves as many bytes
-//! as the first.
+//! Steps on the processor, of the fitted and of the adaptive method, in turn with a plain loop that moves as
+//! many bytes as the first.
 
 use std::hint::black_box;
 use std::time::Instant;
