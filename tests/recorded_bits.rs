@@ -113,7 +113,8 @@ fn methods() -> Vec<Run> {
         }
     }
     // Trust in the model falls to its smallest value and comes back.
-    let losses: [(&str, fn(usize) -> f64); 4] = [
+    type Losses = fn(usize) -> f64;
+    let losses: [(&str, Losses); 4] = [
         ("rising", |step| 2.0 + step as f64 / 64.0),
         ("flat", |step| 2.0 + (step % 3) as f64 / 16.0),
         ("back", |step| if step < 80 { 2.0 + step as f64 / 32.0 } else { 8.0 - step as f64 / 32.0 }),

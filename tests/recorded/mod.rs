@@ -79,15 +79,15 @@ pub fn optimizer(
             })
             .collect(),
     };
-    let method: Method = match &setup.kind {
-        &Kind::Fitted { family, mode, conservatism, inv_batch_size, ref momentum } => Fitted {
+    let method: Method = match setup.kind {
+        Kind::Fitted { family, mode, conservatism, inv_batch_size, ref momentum } => Fitted {
             model: Model::new(family, setup.moments).unwrap(),
             rule: StepRule { mode, conservatism },
             inv_batch_size,
             momentum: momentum.clone(),
         }
         .into(),
-        &Kind::Adaptive { averaging, tensorwise, loss_bound } => {
+        Kind::Adaptive { averaging, tensorwise, loss_bound } => {
             let anisotropy = if tensorwise { Anisotropy::Tensorwise } else { Anisotropy::Isotropic };
             Adaptive { anisotropy, averaging, loss_bound }.into()
         }
