@@ -140,6 +140,17 @@ impl AnyOptimizer {
         }
     }
 
+    /// What [`AnyOptimizer::step`] would refuse tensors for: for front ends that say so before the first step. Reads no tensor.
+    ///
+    /// # Errors
+    /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
+    pub fn check_tensors(&mut self, tensors: &[RawTensor]) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.placement.check(&host.optimizer, tensors),
+            Place::Device(device) => device.check_tensors(tensors),
+        }
+    }
+
     /// One step; what it did, where that is known at once.
     ///
     /// # Safety
