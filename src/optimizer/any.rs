@@ -140,7 +140,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// What [`AnyOptimizer::step`] would refuse tensors for: for front ends that say so before the first step. Reads no tensor.
+    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front ends
+    /// that say so earlier. Reads no tensor.
     ///
     /// # Errors
     /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
