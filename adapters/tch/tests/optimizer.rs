@@ -189,7 +189,9 @@ fn momentum_goes_by_group() {
         let (a, b) = (variable(&store, "a", &[1.0]), variable(&store, "b", &[1.0]));
         let mut optimizer = build(&store);
         for _ in 0..2 {
-            optimizer.backward_step(&(&a + &b).sum(Kind::Float).square()).unwrap();
+            optimizer.zero_grad().unwrap();
+            (&a + &b).sum(Kind::Float).backward();
+            optimizer.step(&loss(2.0)).unwrap();
         }
         (floats(&a), floats(&b))
     };
