@@ -1,6 +1,6 @@
-//! Which part of the library may know which other, read from its sources: a backend sees slices, addresses and
-//! plain scalars, covariance and estimation see no step, and what is unsafe or belongs to one method stands in
-//! few places.
+//! Which part of the library may know which other, read from its sources: a backend sees slices, addresses
+//! and plain scalars, covariance and estimation see no step, and what is unsafe or belongs to one method
+//! stands in few places.
 
 use std::fs;
 use std::path::{Path, PathBuf};

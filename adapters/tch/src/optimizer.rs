@@ -104,8 +104,8 @@ impl Optimizer {
         let stream = self.stream()?;
         // SAFETY: `place` has checked that parameters and gradients are dense tensors on this device, of the
         // length and format that it says, and has exposed their addresses. The store keeps the parameters,
-        // this function gradients and scalars; on a CUDA device they may be dropped before the step has run,
-        // as libtorch gives memory that was freed to later work of the same stream only. Its streams are those
+        // this function gradients and scalars. On a CUDA device they may be dropped before the step has run:
+        // libtorch gives memory that was freed to later work of the same stream only. Its streams are those
         // of the primary context. That no other thread uses the tensors meanwhile is what every in-place
         // operation of tch asks for.
         unsafe { self.inner.step(&tensors, &scalars.raw(), stream)? };

@@ -105,7 +105,8 @@ impl Parameter {
             return Ok((RawTensor::without_grad(param), None));
         }
         let (grad, dtype) = self.gradient(grad, &stride)?;
-        // An empty gradient has no address, which says that there is none: an empty tensor takes no part in a step anyway.
+        // An empty gradient has no address, which says that there is none: an empty tensor takes no part in
+        // a step anyway.
         Ok((RawTensor::new(param, address(&grad), dtype), Some(grad)))
     }
 

@@ -49,8 +49,8 @@ impl Rfd {
 
     /// The same with a group of its own, after those of the options, for the variable of this name and all
     /// variables below it: `layer1` takes `layer1.weight`, not `layer10.weight`. Of several the longest name
-    /// counts; it takes precedence over the group that the store knows. Momentum is the method's: a list of it
-    /// has a number for each named group too.
+    /// counts; it takes precedence over the group that the store knows. Momentum is the method's: a list of
+    /// it has a number for each named group too.
     pub fn group(mut self, name: impl Into<String>, group: Group) -> Self {
         self.prefixes.push((name.into(), group));
         self
