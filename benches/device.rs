@@ -41,9 +41,7 @@ mod bench {
     use half::bf16;
     use rfdescent::covariance::{Family, Model};
     use rfdescent::device::{Device, DeviceBuffer, Stream};
-    use rfdescent::optimizer::{
-        DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, Outcome, TensorSpec,
-    };
+    use rfdescent::optimizer::{DeviceOptimizer, Options, Outcome, RawInput, RawTensor, TensorSpec};
     use rfdescent::{DType, Moments};
 
     use super::support::lists;
@@ -243,15 +241,15 @@ mod bench {
                 return;
             };
             let mut offset = 0;
-            let tensors: Vec<DeviceTensor> = lengths
+            let tensors: Vec<RawTensor> = lengths
                 .iter()
                 .map(|&len| {
                     let (param, grad_at) = (offset * size(param), offset * size(grad));
                     offset += len;
-                    DeviceTensor::new(p.address() + param as u64, g.address() + grad_at as u64, grad)
+                    RawTensor::new(p.address() + param as u64, g.address() + grad_at as u64, grad)
                 })
                 .collect();
-            let input = DeviceInput::new(DeviceLoss::Host(2.0));
+            let input = RawInput::new(2.0);
             let mut step = || {
                 // SAFETY: both buffers are live, and `check` waits before they go.
                 unsafe { optimizer.step(&tensors, &input, stream).unwrap() };
@@ -264,7 +262,7 @@ mod bench {
             let (cold, _) = clock.time(true, &mut step);
 
             // The first step against f64: the norm of all, a sample of the parameters.
-            let report = optimizer.wait_status(stream).unwrap().unwrap();
+            let report = optimizer.wait_report(stream).unwrap().unwrap();
             assert_eq!(report.outcome, Outcome::Applied, "{name}");
             assert_eq!(report.applied_steps as usize, 1 + 2 * (REPEATS + 3), "{name}");
             let norm =

@@ -18,10 +18,11 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Fitted, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 const LOSS: f64 = 2.0;
+const MOMENTUM: f64 = 0.9;
 
 fn model() -> Model {
     let moments = Moments {
@@ -70,14 +71,12 @@ fn optimizer(method: impl Into<Method>, lengths: &[usize], dtype: DType, options
     Optimizer::new(method, options, specs.collect()).unwrap()
 }
 
-/// The steps that are timed in f32: name, bytes a parameter, method and options.
-fn kinds() -> [(&'static str, usize, Method, Options); 3] {
-    let group = Group { momentum: 0.9, ..Group::default() };
-    let momentum = Options { groups: vec![group], ..Options::default() };
+/// The steps that are timed in f32: name, bytes a parameter, and method.
+fn kinds() -> [(&'static str, usize, Method); 3] {
     [
-        ("rfdescent", 16, model().into(), Options::default()),
-        ("momentum", 24, model().into(), momentum),
-        ("adaptive", 28, Adaptive::default().into(), Options::default()),
+        ("rfdescent", 16, model().into()),
+        ("momentum", 24, Fitted::new(model()).with_momentum(MOMENTUM).into()),
+        ("adaptive", 28, Adaptive::default().into()),
     ]
 }
 
@@ -107,7 +106,7 @@ fn plain(p: &mut [f32], g: &[f32]) -> f32 {
 
 /// The first two steps from known values with the same gradients, in plain f64; an error would make every
 /// timing below worthless.
-fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method, options: &Options) {
+fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
     let before = p.to_vec();
     let mut squares = Vec::new();
     let mut rest = g;
@@ -120,13 +119,17 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method, options: 
     // Length scales of the tensors; with such gradients none is at its bounds.
     let scales: Vec<f64> = (squares.iter().zip(lengths))
         .map(|(square, &len)| match method {
-            Method::Published(_) => 1.0,
+            Method::Fitted(_) => 1.0,
             Method::Adaptive(_) => (total / g.len() as f64 / (square / len as f64)).sqrt(),
         })
         .collect();
     let sigma_square = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>();
 
-    let mut optimizer = optimizer(method.clone(), lengths, DType::F32, options.clone());
+    let mut optimizer = optimizer(method.clone(), lengths, DType::F32, Options::default());
+    let momentum = match method {
+        Method::Fitted(fitted) => fitted.momentum.first().copied().unwrap_or(0.0),
+        Method::Adaptive(_) => 0.0,
+    };
     let (mut rate, mut velocity) = (0.0, 0.0);
     for _ in 0..2 {
         let report =
@@ -139,7 +142,7 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method, options: 
             let expected = square.sqrt();
             assert!((norm / expected - 1.0).abs() < bound, "norm {norm} instead of {expected}");
         }
-        velocity = options.groups[0].momentum * velocity + 1.0;
+        velocity = momentum * velocity + 1.0;
         // The average of equal gradients is any of them.
         rate += report.learning_rate * if optimizer.model().is_some() { velocity } else { 1.0 };
     }
@@ -172,9 +175,9 @@ fn f32_steps(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("f32/{name}"));
         group.throughput(Throughput::Bytes(16 * total as u64)).sample_size(20);
         group.bench_function("plain loop", |b| b.iter(|| black_box(plain(&mut p, &g))));
-        for (name, bytes, method, options) in kinds() {
-            check(&lengths, &mut p, &g, &method, &options);
-            let mut optimizer = optimizer(method, &lengths, DType::F32, options);
+        for (name, bytes, method) in kinds() {
+            check(&lengths, &mut p, &g, &method);
+            let mut optimizer = optimizer(method, &lengths, DType::F32, Options::default());
             group.throughput(Throughput::Bytes((bytes * total) as u64));
             group.bench_function(name, |b| {
                 b.iter(|| {

@@ -1,8 +1,8 @@
 // rfdescent for C++17: what rfdescent.h has, with handles that free themselves and errors as exceptions.
 //
-// Handles are moved, not copied; a moved-from one is empty and may only be assigned to or destroyed. Everything else (threads,
-// streams, who owns tensors) is as rfdescent.h says. Callbacks may throw: the exception passes through the library's call
-// as an error and is thrown again behind it.
+// Handles are moved, not copied; a moved-from one is empty and may only be assigned to or destroyed.
+// Everything else (threads, streams, who owns tensors) is as rfdescent.h says. Callbacks may throw: the
+// exception passes through the library's call as an error and is thrown again behind it.
 #ifndef RFDESCENT_HPP
 #define RFDESCENT_HPP
 
@@ -207,7 +207,8 @@ private:
     handle handle_;
 };
 
-/// Settings of the method of a fitted model with their defaults. The model must live as long as they are used.
+/// Settings of the method of a fitted model with their defaults. The model must live as long as they are
+/// used.
 inline rfd_fitted fitted(const model &model) {
     rfd_fitted settings;
     check(rfd_fitted_init(&settings, sizeof settings));
@@ -330,8 +331,8 @@ struct auto_fitted {
     std::string warnings; ///< one a line; empty for none
 };
 
-/// Draws samples until the fit is precise enough. `sample(batch_size, seed)` evaluates a mini-batch; `progress(now)` returns
-/// whether to go on. Either may throw.
+/// Draws samples until the fit is precise enough. `sample(batch_size, seed)` evaluates a mini-batch;
+/// `progress(now)` returns whether to go on. Either may throw.
 inline auto_fitted auto_fit(const rfd_auto_fit_options &options, std::uint64_t dims,
                             const std::function<batch_sample(std::uint64_t, std::uint64_t)> &sample,
                             const std::function<bool(const rfd_progress &)> &progress = {}) {

@@ -17,10 +17,10 @@ use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 #[cfg(feature = "shim")]
 use rfdescent::device::ShimOptions;
-use rfdescent::device::Stream;
+use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Group, Method, Optimizer,
-    Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+    Adaptive, Anisotropy, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput,
+    RawNumber, RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -98,16 +98,23 @@ impl Case {
         let group = |random: &mut Random| Group {
             length_scale_factor: random.pick(&[1.0, 0.5, 3.0]),
             multiplier: random.pick(&[1.0, 0.1]),
-            momentum: if alike { momentum } else { random.pick(&[0.0, 0.5, 0.95]) },
             weight_decay: random.pick(&[0.0, 0.0, 0.3, 1e9]),
             norm_lock: random.one_in(5),
         };
-        let options = Options {
+        let fitted = Fitted {
+            model,
             rule: StepRule {
                 mode: random.pick(&[StepMode::Rfd, StepMode::Rfd, StepMode::ARfd, StepMode::ClippedARfd]),
                 conservatism: 0.0,
             },
             inv_batch_size: random.pick(&[0.0, 1.0, 1.0 / 128.0]),
+            momentum: if alike {
+                vec![momentum]
+            } else {
+                (0..groups).map(|_| random.pick(&[0.0, 0.5, 0.95])).collect()
+            },
+        };
+        let options = Options {
             multiplier: random.pick(&[1.0, 0.3]),
             max_step_size: random.pick(&[None, None, Some(1e-3), Some(f64::INFINITY)]),
             stochastic_rounding: if random.one_in(2) { Some(random.next()) } else { None },
@@ -127,7 +134,7 @@ impl Case {
         let grad_formats =
             (0..tensors).map(|_| kind.map_or_else(|| random.pick(&DTYPES), |kind| kind.1)).collect();
         let stream = random.pick(&[Stream::DEFAULT, Stream::LEGACY, Stream::PER_THREAD]);
-        Self { random, method: model.into(), options, specs, grad_formats, stream, loss: any_loss }
+        Self { random, method: fitted.into(), options, specs, grad_formats, stream, loss: any_loss }
     }
 
     /// The same for the adaptive method.
@@ -143,11 +150,6 @@ impl Case {
             loss_bound: case.random.pick(&[0.0, 0.0, 0.1, -4.0]),
         };
         case.method = adaptive.into();
-        case.options.rule = StepRule::default();
-        case.options.inv_batch_size = 0.0;
-        for group in &mut case.options.groups {
-            group.momentum = 0.0;
-        }
         case
     }
 
@@ -304,14 +306,14 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
             case.random.pick(&[None, None, Some(0.0), Some(0.0), Some(-0.0), Some(2.0), Some(f64::NAN)]);
         let scale_buffer = scale.map(|scale| scalar(device, DType::F32, scale, stream));
         let found_buffer = found_inf.map(|found| scalar(device, DType::F32, found, stream));
-        let input = DeviceInput {
+        let input = RawInput {
             loss: if case.random.one_in(2) {
-                DeviceLoss::Host(loss)
+                RawNumber::Host(loss)
             } else {
-                DeviceLoss::Address { address: loss_buffer.address(), dtype: loss_dtype }
+                RawNumber::Address { address: loss_buffer.address(), dtype: loss_dtype }
             },
-            grad_scale: scale_buffer.as_ref().map(|buffer| buffer.address()),
-            found_inf: found_buffer.as_ref().map(|buffer| buffer.address()),
+            grad_scale: scale_buffer.as_ref().map_or(1.0.into(), number),
+            found_inf: found_buffer.as_ref().map_or(0.0.into(), number),
         };
         let cpu_input =
             StepInput { loss, grad_scale: scale.unwrap_or(1.0), found_inf: found_inf.unwrap_or(0.0) };
@@ -323,16 +325,16 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             let address = unsafe { on_device.local_squared_norm(&tensors, stream).unwrap() };
             assert_same_norm(on_device.read_squared_norm(stream).unwrap(), norm);
-            // SAFETY: as above.
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step_with_norm(&tensors, address, &input, stream).unwrap() };
             on_cpu.step_with_norm(&mut params(&mut values), &refs, norm, &cpu_input).unwrap()
         } else {
-            // SAFETY: as above.
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step(&tensors, &input, stream).unwrap() };
             on_cpu.step(&mut params(&mut values), &refs, &cpu_input).unwrap()
         };
         let what = format!("step {i}, {blocks} blocks, split {split}, {report:?}");
-        let status = on_device.wait_status(stream).unwrap().unwrap();
+        let status = on_device.wait_report(stream).unwrap().unwrap();
         assert_eq!(report_bits(&status), report_bits(&report), "{what}");
         assert_same_params(&placed.read(stream), &values, &what);
         change_settings(case, &mut on_cpu, &mut on_device);
@@ -345,13 +347,18 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
             case.options = options;
             on_device = case.device(executor);
             on_device.load_state_from_bytes(&from_cpu, stream).unwrap();
-            assert!(on_device.status().unwrap().is_none());
+            assert!(on_device.report().unwrap().is_none());
         }
     }
     let (from_cpu, from_device) =
         (on_cpu.state_to_bytes().unwrap(), on_device.state_to_bytes(stream).unwrap());
     assert_same_state(&from_device, &from_cpu, &values);
     on_cpu.applied_steps()
+}
+
+/// An f32 on the device.
+fn number(buffer: &DeviceBuffer) -> RawNumber {
+    RawNumber::Address { address: buffer.address(), dtype: DType::F32 }
 }
 
 /// Sometimes changes what may change between steps, on both.
@@ -363,18 +370,22 @@ fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut Devi
             on_cpu.set_multiplier(multiplier).unwrap();
             on_device.set_multiplier(multiplier, stream).unwrap();
         }
-        1 if !case.is_adaptive() => {
-            let inv_batch_size = case.random.pick(&[0.0, 0.25]);
-            on_cpu.set_inv_batch_size(inv_batch_size).unwrap();
-            on_device.set_inv_batch_size(inv_batch_size, stream).unwrap();
+        1 => {
+            if let Method::Fitted(fitted) = &mut case.method {
+                fitted.inv_batch_size = case.random.pick(&[0.0, 0.25]);
+                // momentum goes on and off too
+                let groups = case.options.groups.len();
+                fitted.momentum = (0..groups).map(|_| case.random.pick(&[0.0, 0.9])).collect();
+            }
+            on_cpu.set_method(case.method.clone()).unwrap();
+            on_device.set_method(case.method.clone(), stream).unwrap();
         }
         2 => {
             let index = case.random.below(case.options.groups.len());
-            // momentum, or norm lock, goes on and off too; the split form may not have norm lock
+            // norm lock goes on and off too; the split form may not have it
             let group = Group {
                 length_scale_factor: case.random.pick(&[1.0, 2.0]),
                 multiplier: case.random.pick(&[1.0, 0.7]),
-                momentum: if case.is_adaptive() { 0.0 } else { case.random.pick(&[0.0, 0.9]) },
                 weight_decay: case.random.pick(&[0.0, 0.01]),
                 norm_lock: if case.is_adaptive() {
                     case.random.one_in(3)
@@ -464,10 +475,13 @@ fn adaptive_steps_of_long_lists_match_the_cpu() {
 fn conservative_steps_match_within_1e_9() {
     for_seeds("conservative_steps_match_within_1e_9", 600, |executor, seed| {
         let mut case = Case::new(seed, &[1, 33, 1025, 4097], 3);
-        case.options.rule =
-            StepRule { mode: StepMode::Rfd, conservatism: case.random.pick(&[1e-6, 0.1, 0.5, 0.9, 0.999]) };
+        let conservatism = case.random.pick(&[1e-6, 0.1, 0.5, 0.9, 0.999]);
+        if let Method::Fitted(fitted) = &mut case.method {
+            fitted.rule = StepRule { mode: StepMode::Rfd, conservatism };
+            fitted.momentum = Vec::new();
+        }
         for group in &mut case.options.groups {
-            (group.norm_lock, group.momentum) = (false, 0.0);
+            group.norm_lock = false;
         }
         let stream = case.stream;
         let before = case.params();
@@ -492,11 +506,11 @@ fn conservative_steps_match_within_1e_9() {
         on_device.set_cooperative(case.random.one_in(2));
         let tensors = step_tensors(&placed, &placed_grads, &formats(&grads, &present));
         // SAFETY: all addresses are those of live buffers of the right sizes and formats.
-        unsafe { on_device.step(&tensors, &DeviceInput::new(DeviceLoss::Host(loss)), stream).unwrap() };
+        unsafe { on_device.step(&tensors, &RawInput::new(loss), stream).unwrap() };
         let report = on_cpu
             .step(&mut params(&mut values), &grad_refs(&grads, &present), &StepInput::new(loss))
             .unwrap();
-        let status = on_device.wait_status(stream).unwrap().unwrap();
+        let status = on_device.wait_report(stream).unwrap().unwrap();
         assert_eq!(status.outcome, report.outcome);
         if report.outcome != Outcome::Applied {
             return;
@@ -537,7 +551,7 @@ fn conservative_steps_match_within_1e_9() {
 struct Fixture {
     placed: Placed,
     grads: Placed,
-    tensors: Vec<DeviceTensor>,
+    tensors: Vec<RawTensor>,
     values: Vec<Owned>,
     gradients: Vec<Owned>,
     on_cpu: Optimizer,
@@ -580,7 +594,7 @@ impl Fixture {
 
     fn step_device(&mut self, loss: f64) -> rfdescent::Result<()> {
         // SAFETY: the fixture's buffers live longer than the work: every test waits before it drops them.
-        unsafe { self.on_device.step(&self.tensors, &DeviceInput::new(DeviceLoss::Host(loss)), STREAM) }
+        unsafe { self.on_device.step(&self.tensors, &RawInput::new(loss), STREAM) }
     }
 
     fn step_cpu(&mut self, loss: f64) -> StepReport {
@@ -600,26 +614,25 @@ fn plain() -> Options {
 
 #[cfg(feature = "shim")]
 fn masters() -> Options {
-    let group = Group { momentum: 0.9, ..Group::default() };
-    Options { master_weights: true, groups: vec![group], ..Options::default() }
+    Options { master_weights: true, ..Options::default() }
 }
 
 #[test]
 fn steps_with_the_same_addresses_count_on() {
     for executor in executors() {
         let mut fixture = Fixture::new(&executor, &[5000, 0, 70], DType::F32, plain());
-        assert!(fixture.on_device.status().unwrap().is_none());
+        assert!(fixture.on_device.report().unwrap().is_none());
         for i in 1..=50 {
             fixture.step_device(2.0).unwrap();
             fixture.step_cpu(2.0);
             if i % 10 == 0 {
-                let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+                let report = fixture.on_device.wait_report(STREAM).unwrap().unwrap();
                 assert_eq!((report.applied_steps, report.skipped_steps), (i, 0));
                 fixture.assert_same();
             }
         }
         fixture.step_device(f64::NAN).unwrap();
-        let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+        let report = fixture.on_device.wait_report(STREAM).unwrap().unwrap();
         assert_eq!(report.outcome, Outcome::Skipped(SkipReason::NonFiniteLoss));
         assert_eq!((report.applied_steps, report.skipped_steps), (50, 1));
         fixture.assert_same();
@@ -633,12 +646,12 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
     for executor in executors() {
         let Some(shim) = &executor.shim else { continue };
         let cases = [
-            (DType::F32, plain(), "rfd_step_f32"),
-            (DType::BF16, masters(), "rfd_step_bf16_master_momentum"),
-            (DType::F64, plain(), "rfd_step_generic"),
+            (DType::F32, 0.0, plain(), "rfd_step_f32"),
+            (DType::BF16, 0.9, masters(), "rfd_step_bf16_master_momentum"),
+            (DType::F64, 0.0, plain(), "rfd_step_generic"),
         ];
-        for (dtype, options, kernel) in cases {
-            let mut fixture = Fixture::new(&executor, &[300, 5000], dtype, options);
+        for (dtype, momentum, options, kernel) in cases {
+            let mut fixture = Fixture::with(moving(momentum), &executor, &[300, 5000], dtype, options);
             fixture.step_device(2.0).unwrap();
             shim.take_counts();
             // the gradients of the two tensors change places: other addresses, same work
@@ -653,11 +666,10 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
                 fixture.tensors[1].grad = 0;
             }
         }
-        let half = Options { master_weights: true, ..plain() };
         let alone = Adaptive { averaging: 0.0, ..Adaptive::default() };
         let cases = [
             (Adaptive::default(), DType::F32, plain(), "rfd_step_f32_averaged"),
-            (Adaptive::default(), DType::BF16, half, "rfd_step_bf16_master_averaged"),
+            (Adaptive::default(), DType::BF16, masters(), "rfd_step_bf16_master_averaged"),
             (Adaptive::default(), DType::F16, plain(), "rfd_step_generic"),
             (alone, DType::F32, plain(), "rfd_step_generic"),
         ];
@@ -670,13 +682,13 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
             assert_eq!(counts.launches, [kernel]);
             assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
         }
-        // separate launches, with the rescue only where f64 gradients are
+        // separate launches, rescaling only where f64 gradients are
         let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
         fixture.on_device.set_cooperative(false);
         shim.take_counts();
         fixture.step_device(2.0).unwrap();
         let expected =
-            ["rfd_norm_generic", "rfd_rescue_max", "rfd_rescue_norm", "rfd_update_generic", "rfd_status"];
+            ["rfd_norm_generic", "rfd_rescale_max", "rfd_rescale_norm", "rfd_update_generic", "rfd_status"];
         assert_eq!(shim.take_counts().launches, expected);
         let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
         shim.set_options(ShimOptions { refuses: true, ..ShimOptions::default() });
@@ -729,7 +741,7 @@ fn a_captured_first_step_with_master_weights_is_refused() {
     #[cfg(feature = "shim")]
     for executor in executors() {
         let Some(shim) = &executor.shim else { continue };
-        let mut fixture = Fixture::new(&executor, &[300], DType::BF16, masters());
+        let mut fixture = Fixture::with(moving(0.9), &executor, &[300], DType::BF16, masters());
         shim.set_options(ShimOptions { capturing: true, ..ShimOptions::default() });
         let message = fixture.step_device(2.0).unwrap_err().to_string();
         assert!(message.contains("init_master_weights"), "{message}");
@@ -750,7 +762,7 @@ fn a_captured_first_step_with_master_weights_is_refused() {
 fn a_status_read_meanwhile_is_of_one_step() {
     for executor in executors() {
         let mut fixture = Fixture::new(&executor, &[100], DType::F32, plain());
-        let reader = fixture.on_device.status_reader();
+        let reader = fixture.on_device.report_reader();
         let (done, seen) = (AtomicBool::new(false), AtomicU32::new(0));
         std::thread::scope(|scope| {
             let (done, seen) = (&done, &seen);
@@ -771,7 +783,7 @@ fn a_status_read_meanwhile_is_of_one_step() {
             for i in (1..).take_while(|&i| !enough(i)) {
                 fixture.step_device(-f64::from(i)).unwrap();
             }
-            fixture.on_device.wait_status(STREAM).unwrap();
+            fixture.on_device.wait_report(STREAM).unwrap();
             done.store(true, Ordering::Release);
         });
         let reads = seen.into_inner();
@@ -784,8 +796,8 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
     for executor in executors() {
         let mut fixture = Fixture::new(&executor, &[8, 8], DType::F32, plain());
         let good = fixture.tensors.clone();
-        let input = DeviceInput::new(DeviceLoss::Host(2.0));
-        let mut error = |tensors: &[DeviceTensor], input: &DeviceInput| {
+        let input = RawInput::new(2.0);
+        let mut error = |tensors: &[RawTensor], input: &RawInput| {
             // SAFETY: refused before anything is read.
             unsafe { fixture.on_device.step(tensors, input, STREAM) }.unwrap_err().to_string()
         };
@@ -797,13 +809,18 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
         null[0].param = 0;
         assert!(error(&null, &input).contains("`t0`"));
         assert!(error(&good[..1], &input).contains("2 tensors"));
-        let loss = DeviceLoss::Address { address: 0, dtype: DType::F32 };
-        assert!(error(&good, &DeviceInput::new(loss)).contains("loss"));
-        let odd = DeviceInput { grad_scale: Some(good[0].param + 2), ..input };
-        assert!(error(&good, &odd).contains("grad_scale"));
-        let odd = DeviceInput { found_inf: Some(1), ..input };
-        assert!(error(&good, &odd).contains("found_inf"));
-        assert!(fixture.on_device.wait_status(STREAM).unwrap().is_none());
+        let loss = RawNumber::Address { address: 0, dtype: DType::F32 };
+        assert!(error(&good, &RawInput::new(loss)).contains("loss"));
+        let odd = |address| RawNumber::Address { address, dtype: DType::F32 };
+        assert!(
+            error(&good, &RawInput { grad_scale: odd(good[0].param + 2), ..input }).contains("grad_scale")
+        );
+        assert!(error(&good, &RawInput { found_inf: odd(1), ..input }).contains("found_inf"));
+        // numbers of the host, where a device reads its own memory
+        assert!(error(&good, &RawInput { grad_scale: 2.0.into(), ..input }).contains("grad_scale"));
+        let double = RawNumber::Address { address: good[0].param, dtype: DType::F64 };
+        assert!(error(&good, &RawInput { found_inf: double, ..input }).contains("f32"));
+        assert!(fixture.on_device.wait_report(STREAM).unwrap().is_none());
         fixture.assert_same();
 
         let own = std::sync::Arc::new(Own);
@@ -842,14 +859,13 @@ fn what_the_adaptive_method_remembers_stays_finite() {
         for (exponent, loss, outcome) in steps {
             let grad_scale = 2f64.powi(exponent);
             let scale = scalar(&executor.device, DType::F32, grad_scale, STREAM);
-            let input =
-                DeviceInput { grad_scale: Some(scale.address()), ..DeviceInput::new(DeviceLoss::Host(loss)) };
+            let input = RawInput { grad_scale: number(&scale), ..RawInput::new(loss) };
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step(&tensors, &input, STREAM).unwrap() };
             let input = StepInput { grad_scale, ..StepInput::new(loss) };
             let report = on_cpu.step(&mut params(&mut values), &grads(&gradients), &input).unwrap();
             assert_eq!(report.outcome, outcome);
-            let status = on_device.wait_status(STREAM).unwrap().unwrap();
+            let status = on_device.wait_report(STREAM).unwrap().unwrap();
             assert_eq!(report_bits(&status), report_bits(&report));
         }
         assert_same_params(&placed.read(STREAM), &values, "finite");
@@ -860,7 +876,7 @@ fn what_the_adaptive_method_remembers_stays_finite() {
 }
 
 #[test]
-fn the_adaptive_method_has_no_split_form_and_no_other_momentum() {
+fn the_adaptive_method_has_no_split_form_and_no_other_settings() {
     for executor in executors() {
         let mut fixture = Fixture::with(Adaptive::default(), &executor, &[8, 300], DType::F32, plain());
         fixture.step_device(2.0).unwrap();
@@ -868,15 +884,16 @@ fn the_adaptive_method_has_no_split_form_and_no_other_momentum() {
         // SAFETY: refused before anything is read.
         let error = unsafe { fixture.on_device.local_squared_norm(&fixture.tensors, STREAM) }.unwrap_err();
         assert!(error.to_string().contains("adaptive"), "{error}");
-        let input = DeviceInput::new(DeviceLoss::Host(2.0));
-        // SAFETY: as above.
+        let input = RawInput::new(2.0);
+        // SAFETY: refused before anything is read.
         let error = unsafe { fixture.on_device.step_with_norm(&fixture.tensors, 256, &input, STREAM) };
         assert!(error.unwrap_err().to_string().contains("adaptive"));
-        let group = Group { momentum: 0.5, ..Group::default() };
-        let error = fixture.on_device.set_group(0, group, STREAM).unwrap_err();
+        let error = fixture.on_device.set_method(moving(0.5), STREAM).unwrap_err();
+        assert!(error.to_string().contains("adaptive method"), "{error}");
+        let other = Adaptive { averaging: 0.5, ..Adaptive::default() };
+        let error = fixture.on_device.set_method(other, STREAM).unwrap_err();
         assert!(error.to_string().contains("averaging"), "{error}");
-        assert!(fixture.on_device.set_inv_batch_size(0.5, STREAM).is_err());
-        let report = fixture.on_device.wait_status(STREAM).unwrap().unwrap();
+        let report = fixture.on_device.wait_report(STREAM).unwrap().unwrap();
         assert_eq!((report.applied_steps, report.skipped_steps), (1, 0));
         fixture.assert_same();
     }
@@ -918,7 +935,7 @@ fn master_weights_start_as_the_parameters() {
             let mut optimizer =
                 DeviceOptimizer::new(model(Family::Matern32), options, specs, &executor.device).unwrap();
             assert!(buffers(&optimizer.state_to_bytes(STREAM).unwrap()).is_empty());
-            let tensors = [DeviceTensor::without_grad(placed.address(0))];
+            let tensors = [RawTensor::without_grad(placed.address(0))];
             // SAFETY: `placed` lives until the state has been read.
             unsafe { optimizer.init_master_weights(&tensors, STREAM).unwrap() };
             let state = buffers(&optimizer.state_to_bytes(STREAM).unwrap());
@@ -932,11 +949,11 @@ fn master_weights_start_as_the_parameters() {
 
 #[test]
 fn the_choice_of_a_backend_says_why() {
-    let choice = rfdescent::device::Backend::auto();
+    let choice = rfdescent::device::Target::auto();
     let text = choice.to_string();
-    match choice.backend {
-        rfdescent::device::Backend::Cpu => assert!(text.starts_with("CPU: "), "{text}"),
-        rfdescent::device::Backend::Device(device) => assert!(text.contains(&device.name()), "{text}"),
+    match choice.target {
+        rfdescent::device::Target::Cpu => assert!(text.starts_with("CPU: "), "{text}"),
+        rfdescent::device::Target::Device(device) => assert!(text.contains(&device.name()), "{text}"),
     }
     println!("{text}");
     #[cfg(feature = "cuda")]

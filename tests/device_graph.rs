@@ -12,10 +12,9 @@ use common::*;
 use cudarc::driver::sys;
 use device_support::*;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::device::Stream;
+use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, DeviceInput, DeviceLoss, DeviceOptimizer, Group, Method, Optimizer, Options, StepInput,
-    TensorSpec,
+    Adaptive, DeviceOptimizer, Method, Optimizer, Options, RawInput, RawNumber, StepInput, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -70,12 +69,7 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
     let mut placed = Placed::new(&executor.device, &values, &mut random, stream);
     let mut placed_grads = Placed::new(&executor.device, &gradients, &mut random, stream);
     let method = method.into();
-    let momentum = if matches!(method, Method::Adaptive(_)) { 0.0 } else { 0.9 };
-    let options = Options {
-        master_weights: true,
-        groups: vec![Group { momentum, ..Group::default() }],
-        ..Options::default()
-    };
+    let options = Options { master_weights: true, ..Options::default() };
     let specs: Vec<TensorSpec> = lengths
         .iter()
         .enumerate()
@@ -87,16 +81,13 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
     let mut loss = scalar(&executor.device, DType::F32, 2.0, stream);
     let mut found_inf = scalar(&executor.device, DType::F32, 0.0, stream);
     let addresses = step_tensors(&placed, &placed_grads, &vec![Some(DType::BF16); lengths.len()]);
-    let input = DeviceInput {
-        loss: DeviceLoss::Address { address: loss.address(), dtype: DType::F32 },
-        grad_scale: None,
-        found_inf: Some(found_inf.address()),
-    };
+    let number = |buffer: &DeviceBuffer| RawNumber::Address { address: buffer.address(), dtype: DType::F32 };
+    let input = RawInput { found_inf: number(&found_inf), ..RawInput::new(number(&loss)) };
     // SAFETY: all buffers live until the last replay is done.
     unsafe { on_device.init_master_weights(&addresses, stream).unwrap() };
     executor.device.synchronize(stream).unwrap();
     let graph = capture(raw, || {
-        // SAFETY: as above.
+        // SAFETY: all buffers live until the work on them is done.
         unsafe { on_device.step(&addresses, &input, stream).unwrap() };
     });
     // Some windows of the adaptive method.
@@ -117,16 +108,16 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
         let grads: Vec<GradRef<'_>> = grads(&gradients);
         let input = StepInput { found_inf: found, ..StepInput::new(value) };
         let report = on_cpu.step(&mut params(&mut values), &grads, &input).unwrap();
-        let status = on_device.wait_status(stream).unwrap().unwrap();
+        let status = on_device.wait_report(stream).unwrap().unwrap();
         assert_eq!(report_bits(&status), report_bits(&report), "replay {i}");
         assert!(bits(&placed.read(stream)) == bits(&values), "replay {i}");
     }
     // An eager step between, with other gradients' addresses; the next replay still uses its own.
     let other = Placed::new(&executor.device, &gradients, &mut random, stream);
     let eager = step_tensors(&placed, &other, &vec![Some(DType::BF16); lengths.len()]);
-    // SAFETY: as above.
+    // SAFETY: all buffers live until the work on them is done.
     unsafe { on_device.step(&eager, &input, stream).unwrap() };
-    // SAFETY: as above.
+    // SAFETY: all buffers live until the work on them is done.
     check(unsafe { sys::cuGraphLaunch(graph, raw) });
     for _ in 0..2 {
         let input = StepInput::new(loss_of(REPLAYS - 1));

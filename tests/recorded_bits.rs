@@ -35,7 +35,7 @@ const FAMILIES: [Family; 5] = [
 ];
 
 fn tensor(dtype: DType, grad: DType, len: usize, group: usize) -> Tensor {
-    Tensor { dtype, grad, len, group, counts_in_norm: true, offset: 0 }
+    Tensor { dtype, grad, len, group, counts_in_norm: true, offset: 0, size: 1.0 }
 }
 
 /// Formats and sizes of all kinds, among them no element and one.
@@ -110,6 +110,33 @@ fn methods() -> Vec<Run> {
                     ..run(name, adaptive(averaging, tensorwise, loss_bound), mixed())
                 });
             }
+        }
+    }
+    // Trust in the model falls to its smallest value and comes back.
+    type Losses = fn(usize) -> f64;
+    let losses: [(&str, Losses); 4] = [
+        ("rising", |step| 2.0 + step as f64 / 64.0),
+        ("flat", |step| 2.0 + (step % 3) as f64 / 16.0),
+        ("back", |step| if step < 80 { 2.0 + step as f64 / 32.0 } else { 8.0 - step as f64 / 32.0 }),
+        ("jumping", |step| if step / 16 % 3 == 1 { 7.0 } else { 3.0 - step as f64 / 128.0 }),
+    ];
+    for (name, loss) in losses {
+        for averaging in [0.9, 0.0] {
+            let name = format!("adaptive/{name}/a{averaging}");
+            let mut run = Run { steps: 200, ..run(name, adaptive(averaging, true, 0.0), mixed()) };
+            run.events = (0..run.steps).map(|step| (step, Event::Loss(loss(step)))).collect();
+            run.events.extend([(50, Event::Reload), (101, Event::Reload)]);
+            runs.push(run);
+        }
+    }
+    // Variances at their smallest and largest shares of the mean.
+    for averaging in [0.9, 0.0] {
+        for tensorwise in [true, false] {
+            let name = format!("adaptive/uneven/a{averaging}/t{tensorwise}");
+            let mut run = Run { steps: 20, ..run(name, adaptive(averaging, tensorwise, 0.0), mixed()) };
+            let sizes = [1.0, 1e-3, 0.02, 5.0, 1.0, 0.3];
+            run.tensors.iter_mut().zip(sizes).for_each(|(tensor, size)| tensor.size = size);
+            runs.push(run);
         }
     }
     runs
@@ -341,6 +368,7 @@ fn drawn(index: u64) -> Run {
             group: draws.below(groups),
             counts_in_norm: draws.chance(0.85),
             offset: if draws.chance(0.2) { draws.below(1 << 40) as u64 } else { 0 },
+            size: 1.0,
         })
         .collect();
     let mut run = run(format!("drawn/{index}"), kind, tensors);

@@ -6,8 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
-use rfdescent::covariance::Family;
-use rfdescent::optimizer::{Adaptive, Group, Method, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::optimizer::{Adaptive, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef};
 use serde_json::{Value, json};
 
@@ -25,8 +24,7 @@ fn specs() -> Vec<TensorSpec> {
 }
 
 fn fitted() -> (Method, Options) {
-    let groups = vec![Group { momentum: 0.9, ..Group::default() }];
-    (model(Family::SquaredExponential).into(), Options { groups, master_weights: true, ..Options::default() })
+    (moving(0.9).into(), Options { master_weights: true, ..Options::default() })
 }
 
 fn adaptive() -> (Method, Options) {

@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::ops::ControlFlow;
 
 use super::buffer::rfd_buffer;
-use super::design::{RFD_DESIGN_GIBBS, kind};
+use super::design::kind;
 use super::fit::rfd_fit;
-use super::pointers::{Out, OutStruct, Versioned, initialise, path, read_or_default};
+use super::pointers::{Out, OutStruct, Versioned, initialise, path, read_or_default, versioned};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
@@ -94,22 +94,12 @@ pub struct rfd_auto_fit_options {
     pub design: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_auto_fit_options {
-    const NAME: &'static str = "rfd_auto_fit_options";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        tolerance: 0.3,
-        initial_budget: 6000,
-        max_budget: 1_000_000,
-        min_batch_size: 20,
-        max_batch_size: 0,
-        seed: 0,
-        cache: std::ptr::null(),
-        design: RFD_DESIGN_GIBBS,
-    };
-}
+versioned!(rfd_auto_fit_options {
+    tolerance: 0.3,
+    initial_budget: 6000,
+    max_budget: 1_000_000,
+    min_batch_size: 20
+});
 
 impl rfd_auto_fit_options {
     /// # Safety
@@ -248,7 +238,7 @@ pub unsafe extern "C" fn rfd_auto_fit(
             };
             if code == 0 { Ok(drawn) } else { Err(CallbackError(code).into()) }
         };
-        // SAFETY: as the header says.
+        // SAFETY: the header says that `progress` is null or takes `user_data`.
         unsafe { call.run(&mut (dims, evaluate), progress, user_data) }
     })
 }
@@ -275,7 +265,7 @@ pub unsafe extern "C" fn rfd_auto_fit_many(
         if most_at_once == 0 {
             return Err(Failure::invalid("most_at_once", most_at_once, "must be at least 1"));
         }
-        // SAFETY: as the header says.
+        // SAFETY: the header says that `progress` is null or takes `user_data`.
         unsafe { call.run(&mut Many { dims, most_at_once, sample, user_data }, progress, user_data) }
     })
 }

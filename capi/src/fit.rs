@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::pointers::{Out, OutStruct, Versioned, path, read};
+use super::pointers::{Out, OutStruct, Versioned, path, read, versioned};
 use super::statistics::{collect, of_file};
 use super::status::{guard, rfd_status};
 use rfdescent::Moments;
@@ -36,24 +36,7 @@ pub struct rfd_fit {
     pub iterations_grad: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers only.
-unsafe impl Versioned for rfd_fit {
-    const NAME: &'static str = "rfd_fit";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        mean: 0.0,
-        variance: 0.0,
-        noise_variance: 0.0,
-        grad_variance: 0.0,
-        noise_grad_variance: 0.0,
-        relative_std: 0.0,
-        batches: 0,
-        examples: 0,
-        iterations_loss: 0,
-        iterations_grad: 0,
-    };
-}
+versioned!(rfd_fit {});
 
 impl From<Fit> for rfd_fit {
     fn from(fit: Fit) -> Self {

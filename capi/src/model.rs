@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char};
 
 use super::buffer::rfd_buffer;
 use super::fit::rfd_fit;
-use super::pointers::{Out, OutStruct, Versioned, destroy, path, read, shared, slice, text};
+use super::pointers::{Out, OutStruct, Versioned, destroy, path, read, shared, slice, text, versioned};
 use super::status::{Failure, RFD_ERROR_INVALID_ARGUMENT, RFD_ERROR_NO_STEP, Result, guard, rfd_status};
 use rfdescent::Moments;
 use rfdescent::covariance::{Family, Model, NoStep, Observation, StepMode, StepRule, ValueAndSlope};
@@ -42,20 +42,7 @@ pub struct rfd_moments {
     pub dims: u64,
 }
 
-// SAFETY: repr(C), a usize first, numbers only.
-unsafe impl Versioned for rfd_moments {
-    const NAME: &'static str = "rfd_moments";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        mean: 0.0,
-        variance: 0.0,
-        noise_variance: 0.0,
-        grad_variance: 0.0,
-        noise_grad_variance: 0.0,
-        dims: 0,
-    };
-}
+versioned!(rfd_moments {});
 
 impl From<rfd_moments> for Moments {
     fn from(from: rfd_moments) -> Self {
@@ -185,7 +172,7 @@ pub unsafe extern "C" fn rfd_model_from_json(
 /// # Safety
 /// As [`slice`].
 pub(super) unsafe fn utf8<'a>(pointer: *const c_char, size: usize, name: &str) -> Result<&'a str> {
-    // SAFETY: the caller vouches for the same.
+    // SAFETY: null, or valid for reads of `size` bytes, says the caller.
     let bytes = unsafe { slice(pointer.cast::<u8>(), size, name)? };
     std::str::from_utf8(bytes).map_err(|error| Failure::invalid(name, error, "must be UTF-8"))
 }

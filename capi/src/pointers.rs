@@ -75,7 +75,7 @@ pub(super) unsafe fn path<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     }
     #[cfg(not(unix))]
     {
-        // SAFETY: the caller vouches for the same.
+        // SAFETY: the caller vouches for all bytes up to the first 0.
         unsafe { text(pointer, name) }.map(Path::new)
     }
 }
@@ -96,7 +96,7 @@ impl<T> Out<T> {
     /// # Safety
     /// As [`Out::new`].
     pub unsafe fn optional(pointer: *mut T, name: &str) -> Result<Option<Self>> {
-        // SAFETY: the caller vouches for the same.
+        // SAFETY: misaligned or valid for writes, says the caller.
         if pointer.is_null() { Ok(None) } else { unsafe { Self::new(pointer, name) }.map(Some) }
     }
 
@@ -156,6 +156,23 @@ pub(super) unsafe trait Versioned: Copy {
     const DEFAULT: Self;
 }
 
+/// Makes a struct [`Versioned`] that no release has changed so far: all fields are 0 or null by default but
+/// those given.
+macro_rules! versioned {
+    ($name:ident { $($field:ident: $value:expr),* }) => {
+        // SAFETY: repr(C), a usize first, numbers and raw pointers only: see the struct, which cbindgen shows
+        // to C.
+        unsafe impl Versioned for $name {
+            const NAME: &'static str = stringify!($name);
+            const SIZES: &'static [usize] = &[size_of::<Self>()];
+            // SAFETY: every bit pattern is a valid value.
+            const DEFAULT: Self =
+                Self { size: size_of::<Self>(), $($field: $value,)* ..unsafe { std::mem::zeroed() } };
+        }
+    };
+}
+pub(crate) use versioned;
+
 fn check_size<T: Versioned>(size: usize) -> Result<()> {
     const { assert!(T::SIZES[T::SIZES.len() - 1] == size_of::<T>()) };
     if T::SIZES.contains(&size) {
@@ -194,7 +211,7 @@ pub(super) unsafe fn read<T: Versioned>(pointer: *const T) -> Result<T> {
 /// # Safety
 /// As [`read`].
 pub(super) unsafe fn read_or_default<T: Versioned>(pointer: *const T) -> Result<T> {
-    // SAFETY: the caller vouches for the same.
+    // SAFETY: misaligned, or valid for reads of as many bytes as its first field says, says the caller.
     if pointer.is_null() { Ok(T::DEFAULT) } else { unsafe { read(pointer) } }
 }
 
@@ -227,7 +244,8 @@ pub(super) struct OutStruct<T> {
 }
 
 impl<T: Versioned> OutStruct<T> {
-    /// # Safety `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many
+    /// # Safety
+    /// `pointer` is null, misaligned, or valid for reads of a `usize`, and for writes of as many
     /// bytes as that says as long as this exists.
     pub unsafe fn new(pointer: *mut T) -> Result<Self> {
         check(pointer, T::NAME)?;
@@ -253,7 +271,8 @@ pub(super) struct Array<'a, T> {
 }
 
 impl<T: Versioned> Array<'_, T> {
-    /// # Safety `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many
+    /// # Safety
+    /// `pointer` is null, misaligned, or points to `count` structs, each valid for reads of as many
     /// bytes as its first field says, as long as this exists. It may be null when `count` is 0.
     pub unsafe fn new(pointer: *const T, count: usize, name: &str) -> Result<Self> {
         let mut stride = size_of::<T>();
@@ -294,10 +313,11 @@ impl<T: Versioned> Array<'_, T> {
                 return Err(Failure::new(RFD_ERROR_STRUCT_SIZE, message));
             }
             if size == size_of::<T>() {
-                // SAFETY: aligned as above; `new` was promised so many bytes, and every bit pattern is valid.
+                // SAFETY: aligned, as the first one is and sizes are multiples of the alignment; `new` was
+                // promised so many bytes, and every bit pattern is valid.
                 return Ok(unsafe { pointer.read() });
             }
-            // SAFETY: as above.
+            // SAFETY: `new` was promised as many bytes as the first field says.
             unsafe { read(pointer) }
         })
     }

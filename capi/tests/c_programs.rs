@@ -15,7 +15,7 @@ use rfdescent::optimizer::{
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 mod support;
-use support::{root, shared_library, soname};
+use support::{root, say_skipped, shared_library, soname};
 
 /// A folder with the shared library under the name that programs look for.
 fn stage() -> tempfile::TempDir {
@@ -272,10 +272,4 @@ fn check_parity(output: String, method: Method) {
         hash(p.d.iter().flat_map(|x| x.to_ne_bytes())),
     ];
     assert_eq!(lines.collect::<Vec<_>>(), hashes, "parameters differ");
-}
-
-/// Straight to stderr: the test runner shows what passing tests print only when asked.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

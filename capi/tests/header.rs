@@ -23,22 +23,23 @@ const INTRODUCTION: &str = "\
  *
  * Rules that hold unless a function says otherwise:
  *
- * - Functions return an rfd_status. Anything but RFD_OK is an error, whose message rfd_last_error() has. Outputs are written
- *   only on success; what was an input is as it was.
- * - Handles (rfd_model, rfd_statistics, ...) are made by the library and freed by the caller, with the _destroy function of
- *   their kind, once. A handle must not be in use then. What a function is given by pointer is not kept after it returns.
- * - Structs begin with their size: set it to sizeof before the call, or use the _init function. So a program that was compiled
- *   with an older header runs with a newer library.
+ * - Functions return an rfd_status. Anything but RFD_OK is an error, whose message rfd_last_error() has.
+ *   Outputs are written only on success; what was an input is as it was.
+ * - Handles (rfd_model, rfd_statistics, ...) are made by the library and freed by the caller, with the
+ *   _destroy function of their kind, once. A handle must not be in use then. What a function is given by
+ *   pointer is not kept after it returns.
+ * - Structs begin with their size: set it to sizeof before the call, or use the _init function. So a program
+ *   that was compiled with an older header runs with a newer library.
  * - Texts are UTF-8 and end with 0; names of files are whatever the system takes.
  * - Callbacks must not throw, longjmp or otherwise unwind into the library.
- * - The library starts threads of its own for large tensors, as many as there are processors or the environment variable
- *   RAYON_NUM_THREADS says. Results do not depend on their number.
+ * - The library starts threads of its own for large tensors, as many as there are processors or the
+ *   environment variable RAYON_NUM_THREADS says. Results do not depend on their number.
  *
  * Made from capi/src by cbindgen: change it there.
  */";
 
 mod support;
-use support::{root, shared_library, soname};
+use support::{root, say_skipped, shared_library, soname};
 
 fn writing() -> bool {
     std::env::var_os("RFDESCENT_WRITE_HEADER").is_some_and(|value| value == "1")
@@ -146,10 +147,4 @@ fn the_shared_library_exports_the_listed_functions_only() {
         String::from_utf8_lossy(&done.stdout).contains(&format!("soname: [{soname}]")),
         "the soname is not {soname}"
     );
-}
-
-/// Straight to stderr: the test runner shows what passing tests print only when asked.
-fn say_skipped(what: std::fmt::Arguments<'_>) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -20,7 +20,8 @@ typedef struct {
 /* Reads a pair of IDX files, not compressed. 0, or -1 after a message. */
 int data_read(data_t *data, const char *folder, const char *images, const char *labels);
 
-/* Makes examples of 10 classes: a centre for each, of which a random half of all features is seen, and noise. */
+/* Makes examples of 10 classes: a centre for each, of which a random half of all features is seen, and
+ * noise. */
 int data_make(data_t *data, size_t count, size_t features, uint64_t seed);
 
 void data_free(data_t *data);

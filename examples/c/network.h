@@ -1,7 +1,7 @@
 /* A small network: linear layers, each with batch norm, ReLU between them, softmax with cross entropy behind.
  *
- * The outputs are normalised too: then the scale of no weight matters, and the statistics of the cost at random
- * initialisations, which the library fits, say much about those elsewhere. */
+ * The outputs are normalised too: then the scale of no weight matters, and the statistics of the cost at
+ * random initialisations, which the library fits, say much about those elsewhere. */
 #ifndef EXAMPLE_NETWORK_H
 #define EXAMPLE_NETWORK_H
 
@@ -29,7 +29,8 @@ typedef struct {
     size_t inputs, outputs;
     /* Of batch norm: statistics of the batch, running ones for evaluation. */
     float *mean, *inverse_deviation, *running_mean, *running_variance;
-    /* For each example: the layer's input, the normalised output of its linear map, the gradient of either. */
+    /* For each example: the layer's input, the normalised output of its linear map, the gradient of
+     * either. */
     float *input, *normal, *gradient;
 } network_layer_t;
 
@@ -52,7 +53,8 @@ void network_destroy(network_t *network);
 /* Random weights, batch norm at the identity. */
 void network_initialise(network_t *network, uint64_t seed);
 
-/* Mean loss over the given examples of the data; writes the gradient of that mean. A negative number: out of memory. */
+/* Mean loss over the given examples of the data; writes the gradient of that mean. A negative number: out of
+ * memory. */
 double network_gradient(network_t *network, const data_t *data, const size_t *examples, size_t count);
 
 /* Mean loss over all data with running statistics, and the share that is classified right. */

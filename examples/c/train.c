@@ -2,9 +2,9 @@
  *
  *     train [--data FOLDER] [--epochs N] [--seed S] [--model FILE | --adaptive] [--trace]
  *
- * FOLDER has MNIST's IDX files (or Fashion-MNIST's), unpacked; without it the program makes data. With --model the fitted model is
- * kept in FILE and read from there the next time; with --adaptive none is needed. --trace prints every step, numbers as hexadecimal
- * floats. */
+ * FOLDER has MNIST's IDX files (or Fashion-MNIST's), unpacked; without it the program makes data. With
+ * --model the fitted model is kept in FILE and read from there the next time; with --adaptive none is needed.
+ * --trace prints every step, numbers as hexadecimal floats. */
 #include <rfdescent.h>
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
-// Trains the network of examples/c on a CUDA device: its own kernels for the network, the optimizer on the same stream, the whole
-// training step captured in one graph that is replayed for every mini-batch. The host waits once an epoch.
+// Trains the network of examples/c on a CUDA device: its own kernels for the network, the optimizer on the
+// same stream, the whole training step captured in one graph that is replayed for every mini-batch. The host
+// waits once an epoch.
 //
 //     train_cuda [--data FOLDER] [--epochs N]
 //
@@ -167,7 +168,8 @@ __global__ void softmax(double *loss, float *gradient, const float *outputs, con
     }
 }
 
-// One block a unit: gradients of scale and shift, and of the linear map's output in place of that of the layer's.
+// One block a unit: gradients of scale and shift, and of the linear map's output in place of that of the
+// layer's.
 __global__ void batch_norm_back(float *gradient, float *scale_gradient, float *shift_gradient, const float *normal,
                                 const float *inverse_deviation, const float *scale, std::size_t count, std::size_t n) {
     const std::size_t j = blockIdx.x;

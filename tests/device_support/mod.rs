@@ -7,7 +7,7 @@ use rfdescent::DType;
 use rfdescent::device::{Device, DeviceBuffer, Stream};
 #[cfg(feature = "shim")]
 use rfdescent::device::{Shim, ShimOptions};
-use rfdescent::optimizer::{DeviceTensor, StepReport};
+use rfdescent::optimizer::{RawTensor, StepReport};
 
 use crate::common::Owned;
 
@@ -179,13 +179,13 @@ impl Placed {
 }
 
 /// Addresses for a step; a gradient that is `None` is missing.
-pub fn step_tensors(params: &Placed, grads: &Placed, present: &[Option<DType>]) -> Vec<DeviceTensor> {
+pub fn step_tensors(params: &Placed, grads: &Placed, present: &[Option<DType>]) -> Vec<RawTensor> {
     present
         .iter()
         .enumerate()
         .map(|(k, dtype)| match dtype {
-            Some(dtype) => DeviceTensor::new(params.address(k), grads.address(k), *dtype),
-            None => DeviceTensor::without_grad(params.address(k)),
+            Some(dtype) => RawTensor::new(params.address(k), grads.address(k), *dtype),
+            None => RawTensor::without_grad(params.address(k)),
         })
         .collect()
 }

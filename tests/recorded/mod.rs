@@ -79,15 +79,15 @@ pub fn optimizer(
             })
             .collect(),
     };
-    let method: Method = match &setup.kind {
-        &Kind::Fitted { family, mode, conservatism, inv_batch_size, ref momentum } => Fitted {
+    let method: Method = match setup.kind {
+        Kind::Fitted { family, mode, conservatism, inv_batch_size, ref momentum } => Fitted {
             model: Model::new(family, setup.moments).unwrap(),
             rule: StepRule { mode, conservatism },
             inv_batch_size,
             momentum: momentum.clone(),
         }
         .into(),
-        &Kind::Adaptive { averaging, tensorwise, loss_bound } => {
+        Kind::Adaptive { averaging, tensorwise, loss_bound } => {
             let anisotropy = if tensorwise { Anisotropy::Tensorwise } else { Anisotropy::Isotropic };
             Adaptive { anisotropy, averaging, loss_bound }.into()
         }
@@ -111,6 +111,8 @@ pub struct Tensor {
     pub group: usize,
     pub counts_in_norm: bool,
     pub offset: u64,
+    /// Its gradient is this many times as large as those of the others.
+    pub size: f64,
 }
 
 /// What is out of the ordinary in one step.
@@ -180,6 +182,7 @@ impl Run {
         (self.tensors.iter().zip(values).enumerate())
             .map(|(k, (tensor, value))| {
                 let noise = uniform(self.seed ^ (k as u64) << 32 ^ (step as u64 + 1) << 48, tensor.len);
+                let size = size * tensor.size;
                 let gradient: Vec<f64> = (value.to_f64().into_iter().zip(noise))
                     .map(|(p, noise)| (noise + self.coupling * p) * size)
                     .collect();
@@ -269,7 +272,9 @@ impl Record {
         let applied = self.reports.iter().rev().find(|r| r.outcome == Outcome::Applied);
         let [grad_norm, step_size] = applied.map_or([0.0; 2], |r| [r.grad_norm, r.step_size]);
         let first = self.values.iter().find_map(|t| t.to_f64().first().copied()).unwrap_or(0.0);
-        let steps: Vec<String> = self.steps.iter().map(|hash| format!("{hash:04x}")).collect();
+        // Of long runs some.
+        let steps = self.steps.iter().step_by(self.steps.len().div_ceil(50).max(1));
+        let steps: Vec<String> = steps.map(|hash| format!("{hash:04x}")).collect();
         format!(
             "{name} parameters={} velocities={} masters={} reports={} applied={} skipped={} \
              grad_norm={grad_norm:?} step_size={step_size:?} first={first:?} steps={}",

@@ -1,7 +1,7 @@
 //! The settings of the adaptive method.
 
 use super::super::model::code;
-use super::super::pointers::{Versioned, initialise};
+use super::super::pointers::{Versioned, initialise, versioned};
 use super::super::status::{Result, guard, rfd_status};
 use rfdescent::optimizer::{Adaptive, Anisotropy};
 
@@ -26,17 +26,7 @@ pub struct rfd_adaptive {
     pub anisotropy: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers only.
-unsafe impl Versioned for rfd_adaptive {
-    const NAME: &'static str = "rfd_adaptive";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        averaging: 0.9,
-        loss_bound: 0.0,
-        anisotropy: RFD_ANISOTROPY_TENSORWISE,
-    };
-}
+versioned!(rfd_adaptive { averaging: 0.9 });
 
 impl rfd_adaptive {
     pub(super) fn convert(&self) -> Result<Adaptive> {

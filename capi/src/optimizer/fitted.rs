@@ -1,7 +1,7 @@
 //! The settings of the method of a fitted model.
 
-use super::super::model::{RFD_MODE_RFD, rfd_model, rule};
-use super::super::pointers::{Versioned, initialise, shared, slice};
+use super::super::model::{rfd_model, rule};
+use super::super::pointers::{Versioned, initialise, shared, slice, versioned};
 use super::super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use rfdescent::covariance::Model;
 use rfdescent::optimizer::Fitted;
@@ -28,26 +28,13 @@ pub struct rfd_fitted {
     pub mode: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_fitted {
-    const NAME: &'static str = "rfd_fitted";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        model: std::ptr::null(),
-        conservatism: 0.0,
-        inv_batch_size: 0.0,
-        momentum: 0.0,
-        group_momentum: std::ptr::null(),
-        group_momentum_count: 0,
-        mode: RFD_MODE_RFD,
-    };
-}
+versioned!(rfd_fitted {});
 
 impl rfd_fitted {
     /// Where `model` is null, `own` is meant.
     ///
-    /// # Safety `model` is null or a live model, `group_momentum` is null or points to as many numbers as its
+    /// # Safety
+    /// `model` is null or a live model, `group_momentum` is null or points to as many numbers as its
     /// count says.
     pub(super) unsafe fn convert(&self, own: Option<&Model>) -> Result<Fitted> {
         // SAFETY: the caller vouches for both.

@@ -170,7 +170,8 @@ unsafe fn arguments<'a>(
 
 /// A whole step, or with `norm` the second half of one.
 ///
-/// # Safety The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of
+/// # Safety
+/// The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of
 /// the tensors; `norm` points to two numbers where the tensors are.
 unsafe fn step(
     (optimizer, tensors): (&rfd_optimizer, Tensors<'_>),

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::super::model::code;
-use super::super::pointers::{Array, Versioned, address, initialise, slice, text};
+use super::super::pointers::{Array, Versioned, address, initialise, slice, text, versioned};
 use super::super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::DType;
 use rfdescent::optimizer::{
@@ -81,21 +81,7 @@ pub struct rfd_tensor_spec {
     pub flags: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_tensor_spec {
-    const NAME: &'static str = "rfd_tensor_spec";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        name: std::ptr::null(),
-        shape: std::ptr::null(),
-        offset: 0,
-        rank: 0,
-        dtype: RFD_DTYPE_F32,
-        group: 0,
-        flags: 0,
-    };
-}
+versioned!(rfd_tensor_spec {});
 
 /// Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
 #[repr(C)]
@@ -116,19 +102,7 @@ pub struct rfd_tensor {
     pub device_index: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_tensor {
-    const NAME: &'static str = "rfd_tensor";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        data: std::ptr::null_mut(),
-        count: 0,
-        dtype: RFD_DTYPE_F32,
-        device_kind: RFD_DEVICE_CPU,
-        device_index: 0,
-    };
-}
+versioned!(rfd_tensor {});
 
 /// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
 /// size.
@@ -147,18 +121,7 @@ pub struct rfd_group {
     pub flags: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers only.
-unsafe impl Versioned for rfd_group {
-    const NAME: &'static str = "rfd_group";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        length_scale_factor: 1.0,
-        multiplier: 1.0,
-        weight_decay: 0.0,
-        flags: 0,
-    };
-}
+versioned!(rfd_group { length_scale_factor: 1.0, multiplier: 1.0 });
 
 /// Options of an optimizer; rfd_optimizer_options_init sets the defaults.
 #[repr(C)]
@@ -184,22 +147,7 @@ pub struct rfd_optimizer_options {
     pub device_index: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_optimizer_options {
-    const NAME: &'static str = "rfd_optimizer_options";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        groups: std::ptr::null(),
-        group_count: 0,
-        multiplier: 1.0,
-        max_step_size: f64::INFINITY,
-        seed: 0,
-        flags: 0,
-        device_kind: RFD_DEVICE_CPU,
-        device_index: 0,
-    };
-}
+versioned!(rfd_optimizer_options { multiplier: 1.0, max_step_size: f64::INFINITY });
 
 /// The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
 /// must be null for tensors on the CPU.
@@ -225,21 +173,7 @@ pub struct rfd_step_input {
     pub loss_dtype: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers and raw pointers only.
-unsafe impl Versioned for rfd_step_input {
-    const NAME: &'static str = "rfd_step_input";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        loss: 0.0,
-        grad_scale: 1.0,
-        found_inf: 0.0,
-        loss_address: std::ptr::null(),
-        grad_scale_address: std::ptr::null(),
-        found_inf_address: std::ptr::null(),
-        loss_dtype: RFD_DTYPE_F32,
-    };
-}
+versioned!(rfd_step_input { grad_scale: 1.0 });
 
 /// What a step did.
 #[repr(C)]
@@ -272,24 +206,7 @@ pub struct rfd_step_report {
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), a usize first, numbers only.
-unsafe impl Versioned for rfd_step_report {
-    const NAME: &'static str = "rfd_step_report";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
-    const DEFAULT: Self = Self {
-        size: size_of::<Self>(),
-        loss: 0.0,
-        grad_norm: 0.0,
-        sigma_norm: 0.0,
-        theta: 0.0,
-        step_size: 0.0,
-        learning_rate: 0.0,
-        applied_steps: 0,
-        skipped_steps: 0,
-        outcome: RFD_OUTCOME_NONE,
-        reserved: 0,
-    };
-}
+versioned!(rfd_step_report {});
 
 impl From<StepReport> for rfd_step_report {
     fn from(report: StepReport) -> Self {

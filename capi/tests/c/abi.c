@@ -1,4 +1,5 @@
-/* Every function of the C interface: what it does, and what it does with bad input. Its argument is an empty folder. */
+/* Every function of the C interface: what it does, and what it does with bad input. Its argument is an empty
+ * folder. */
 #include "check.h"
 
 #include <math.h>

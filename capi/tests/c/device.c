@@ -1,5 +1,6 @@
-/* Steps on a CUDA device through the C interface: the bits of the CPU's, eager, split and captured in a graph. Uses the driver
- * alone, opened at run time; skipped without a device, unless RFDESCENT_REQUIRE_GPU=1 makes that a failure. */
+/* Steps on a CUDA device through the C interface: the bits of the CPU's, eager, split and captured in a
+ * graph. Uses the driver alone, opened at run time; skipped without a device, unless RFDESCENT_REQUIRE_GPU=1
+ * makes that a failure. */
 #include "check.h"
 
 #include <dlfcn.h>

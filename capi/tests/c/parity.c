@@ -1,5 +1,5 @@
-/* Takes steps on tensors of all formats and prints every report and the bits of the parameters, for comparison with the same
- * steps through the Rust interface. Its argument is `fitted` or `adaptive`. */
+/* Takes steps on tensors of all formats and prints every report and the bits of the parameters, for
+ * comparison with the same steps through the Rust interface. Its argument is `fitted` or `adaptive`. */
 #include "check.h"
 
 #include <inttypes.h>

@@ -1,0 +1,79 @@
+//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went on with
+//! then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they are.
+
+mod common;
+#[path = "../../../tests/states/mod.rs"]
+mod states;
+
+use candle_core::Var;
+use common::library::{Owned, bits};
+use common::{owned, scalar, store, tensor, var};
+use half::{bf16, f16};
+use rfdescent_candle::rfdescent::DType;
+use rfdescent_candle::rfdescent::covariance::{Family, Model};
+use rfdescent_candle::rfdescent::optimizer::{Group, Options};
+use rfdescent_candle::{Adaptive, Config, Parameter, Rfd};
+use states::Kind;
+
+fn config(kind: Kind) -> Config {
+    let group = Group::default();
+    let (mut config, groups) = match kind {
+        Kind::Fitted => {
+            let mut config = Config::new(Model::new(Family::Matern52, states::moments()).unwrap());
+            config.options.inv_batch_size = 1.0 / 128.0;
+            let second =
+                Group { length_scale_factor: 1.25, weight_decay: 1.0 / 64.0, momentum: 0.5, ..group };
+            (config, vec![Group { momentum: 0.9, ..group }, second])
+        }
+        Kind::Adaptive => (Config::new(Adaptive::default()), vec![group]),
+    };
+    config.options = Options { groups, master_weights: true, ..config.options };
+    config
+}
+
+fn from_bits(dtype: DType, bits: &[u64]) -> Owned {
+    match dtype {
+        DType::F32 => Owned::F32(bits.iter().map(|&x| f32::from_bits(x as u32)).collect()),
+        DType::F64 => Owned::F64(bits.iter().map(|&x| f64::from_bits(x)).collect()),
+        DType::F16 => Owned::F16(bits.iter().map(|&x| f16::from_bits(x as u16)).collect()),
+        DType::BF16 => Owned::BF16(bits.iter().map(|&x| bf16::from_bits(x as u16)).collect()),
+    }
+}
+
+fn optimizer(kind: Kind, vars: &[Var]) -> Rfd {
+    let parameter = |(t, var): (&states::Tensor, &Var)| Parameter::new(t.name, var.clone()).in_group(t.group);
+    Rfd::for_parameters(kind.tensors().iter().zip(vars).map(parameter).collect(), config(kind)).unwrap()
+}
+
+fn steps(kind: Kind, optimizer: &mut Rfd, vars: &[Var], range: std::ops::Range<usize>) {
+    for step in range {
+        let used = kind.tensors().iter().zip(vars).enumerate().filter(|(_, (tensor, _))| tensor.used);
+        let gradients = used.map(|(k, (described, var))| {
+            let gradient = Owned::from_f64(described.dtype, &kind.gradient(k, step));
+            (var, tensor(&gradient, described.shape))
+        });
+        optimizer.step_with_loss(&store(gradients), &scalar(kind.loss(step))).unwrap();
+    }
+}
+
+#[test]
+fn old_states_go_on_with_the_same_bits() {
+    for kind in [Kind::Fitted, Kind::Adaptive] {
+        let recorded = kind.recorded();
+        let (saved, end) = kind.steps();
+        for front in ["rust", "c", "candle"] {
+            let vars: Vec<Var> = (kind.tensors().iter().zip(&recorded.before))
+                .map(|(t, bits)| var(&from_bits(t.dtype, bits), t.shape))
+                .collect();
+            let mut optimizer = optimizer(kind, &vars);
+            let file = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
+            optimizer.load_state(&file).unwrap();
+            steps(kind, &mut optimizer, &vars, saved..end);
+            let values: Vec<Owned> = vars.iter().map(|var| owned(var)).collect();
+            assert_eq!(bits(&values), recorded.after, "{file:?}");
+            let report = optimizer.report().unwrap().unwrap();
+            assert_eq!(report.step_size.to_bits(), recorded.step_size, "{file:?}");
+            assert_eq!((report.applied_steps, report.skipped_steps), (end as u64 - 1, 1), "{file:?}");
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! A function that another library might have, with the crate that both use for vector instructions.
+
+/// The sum of `count` numbers.
+///
+/// # Safety
+/// `values` points to them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn beside_sum(values: *const f64, count: usize) -> f64 {
+    // SAFETY: the caller vouches for them.
+    let values = unsafe { std::slice::from_raw_parts(values, count) };
+    pulp::Arch::new().dispatch(|| values.iter().sum())
+}
