@@ -141,6 +141,18 @@ impl AnyOptimizer {
         }
     }
 
+    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front ends
+    /// that say so earlier. Reads no tensor.
+    ///
+    /// # Errors
+    /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
+    pub fn check_tensors(&mut self, tensors: &[RawTensor]) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.placement.check(&host.optimizer, tensors),
+            Place::Device(device) => device.check_tensors(tensors),
+        }
+    }
+
     /// One step; what it did, where that is known at once.
     ///
     /// # Safety

@@ -235,6 +235,11 @@ impl DeviceOptimizer {
         self.control.write_settings(&self.core, stream)
     }
 
+    /// As [`AnyOptimizer::check_tensors`](super::AnyOptimizer::check_tensors).
+    pub(super) fn check_tensors(&mut self, tensors: &[RawTensor]) -> Result<()> {
+        self.placement.check(&self.core, tensors)
+    }
+
     /// Queues one step: norms, step size, update.
     ///
     /// `tensors` follow the order of the specs given to [`DeviceOptimizer::new`]. A NaN or infinite loss or
