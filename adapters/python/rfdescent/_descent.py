@@ -159,9 +159,8 @@ class Descent(Memory):
                 settings, groups = self._options()
                 return self._places(params), (self._method_of_all(), settings[1:], groups)
 
-            self._reduction = sharded.Reduction.over(
-                self._process_group, parameters, prepare, type(self).__name__ if self._ADAPTIVE else None
-            )
+            whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
+            self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
         try:
             # Redistributed gradients are nobody else's: they must live until the library has read them.
             engine, scalars, grads = self._prepare(parameters, params, loss)

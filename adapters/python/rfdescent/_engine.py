@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import _state
 from ._library import check, ffi, init, lib, struct
-from ._methods import Adaptive, Method, Numbers
+from ._methods import Method
 from ._tensors import DEVICES, FORMATS, Table, address
 
 __all__ = [
@@ -74,12 +74,9 @@ class StepReport:
 
 
 class GroupSettings(NamedTuple):
-    """The settings of one group, of which `multiplier` is relative to that of all, and `momentum` the
-    method's.
-    """
+    """The settings of one group, of which `multiplier` is relative to that of all."""
 
     multiplier: float
-    momentum: float
     weight_decay: float
     length_scale_factor: float
     norm_lock: bool
@@ -94,18 +91,17 @@ class GroupSettings(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What all groups share. Those before `multiplier` are fixed for the life of an engine."""
+    """What all groups share."""
 
     method: Method
     max_step_size: float
     master_weights: bool
     stochastic_rounding: int | None
     multiplier: float
-    inv_batch_size: float
 
     def fixed(self) -> tuple[Any, ...]:
         """Those that need a new engine when they change."""
-        return self[:4]
+        return self.method.fixed(), self.max_step_size, self.master_weights, self.stochastic_rounding
 
 
 class TensorPlace(NamedTuple):
@@ -123,10 +119,6 @@ class Scalars(NamedTuple):
     loss: float | Tensor
     grad_scale: Any = None
     found_inf: Any = None
-
-
-def _numbers(settings: Settings, groups: Sequence[GroupSettings]) -> Numbers:
-    return Numbers(settings.inv_batch_size, tuple(group.momentum for group in groups))
 
 
 def _create(
@@ -165,8 +157,7 @@ def _create(
         spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
         spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
     output = ffi.new("rfd_optimizer **")
-    numbers = _numbers(settings, groups)
-    check(settings.method.create(numbers, options, specs, len(places), output))
+    check(settings.method.create(options, specs, len(places), output))
     return ffi.gc(output[0], lib.rfd_optimizer_destroy)
 
 
@@ -186,15 +177,15 @@ def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
 
 
 @functools.cache
-def fresh_history() -> _state.History:
-    """What the adaptive method remembers of one tensor before the first step."""
-    settings = Settings(Adaptive(0.0, "tensorwise", 0.0), float("inf"), False, None, 1.0, 0.0)
-    group = GroupSettings(1.0, 0.0, 0.0, 1.0, False)
+def fresh_history(method: Method | None) -> _state.History | None:
+    """What a method remembers of one tensor before the first step, of the method's example."""
+    if method is None:
+        return None
+    settings = Settings(method, float("inf"), False, None, 1.0)
+    group = GroupSettings(1.0, 0.0, 1.0, False)
     place, param = TensorPlace("any", 0), torch.zeros((), device="cpu")
     handle = _create(settings, [group], [place], [param], param.device)
-    history = _state_of(handle, ffi.NULL, [place.name]).history
-    assert history is not None
-    return history
+    return _state_of(handle, ffi.NULL, [place.name]).history
 
 
 class Engine:
@@ -251,9 +242,8 @@ class Engine:
         """Passes on what has changed, from the next step on."""
         if settings.multiplier != self.settings.multiplier:
             check(lib.rfd_optimizer_set_multiplier(self._handle, settings.multiplier, self._stream()))
-        numbers = _numbers(settings, groups)
-        if numbers != _numbers(self.settings, self.groups):
-            settings.method.set(numbers, self._handle, self._stream())
+        if settings.method != self.settings.method:
+            settings.method.set(self._handle, self._stream())
         self.settings = settings
         for index, group in enumerate(groups):
             if group != self.groups[index]:
@@ -345,5 +335,6 @@ class Engine:
 
     def set_state(self, state: _state.State, params: Sequence[Tensor]) -> None:
         """Takes over what `get_state` gave for the same tensors."""
-        data = _state.pack(state, [place.name for place in self.places], params)
+        names = [place.name for place in self.places]
+        data = _state.pack(state, self.settings.method.NAME, names, params)
         check(lib.rfd_optimizer_set_state(self._handle, ffi.from_buffer(data), len(data), self._stream()))

@@ -1,15 +1,16 @@
 """A parameter's entry of a state, as PyTorch saves it: what it may hold.
 
-What the adaptive method remembers has a key for each number, such as ``history.loss``, with a tensor of no
-dimension. Every way to save takes them: torch.save with weights_only=True, and torch.distributed.checkpoint,
-whose flattened states must have tensors right in the entry, not in a dict there. A number that gets another
-name in the library is missed when an older state is loaded, never taken for another one.
+What the adaptive method remembers is one tensor of numbers that all tensors share and one of a tensor's own,
+under keys that name the numbers in their order: ``history(factor,last,...)``, sorted. So numbers are found by
+name, as in the library's files: one that gets another name, or another place, is never taken for another one.
+Every way to save takes it: torch.save with weights_only=True, and torch.distributed.checkpoint, whose
+flattened states must have tensors right in the entry, not in a dict there. It is slow with many tensors: one
+for each number took more time to save than all else.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,20 +38,26 @@ _FIRST_RELEASE = {
 
 def named_numbers(kind: str, numbers: Mapping[str, float]) -> dict[str, Any]:
     """As they are in an entry."""
-    return {
-        f"{kind}.{name}": torch.tensor(number, dtype=torch.float64, device="cpu")
-        for name, number in numbers.items()
-    }
+    names = sorted(numbers)
+    values = torch.tensor([numbers[name] for name in names], dtype=torch.float64, device="cpu")
+    return {f"{kind}({','.join(names)})": values}
 
 
 def kept_numbers(entry: Mapping[str, Any], kind: str) -> dict[str, float] | None:
     """The opposite: those of an optimizer's own entry; None when it has none."""
-    if kind in entry:
-        # A pickled optimizer of the first release.
-        return dict(zip(_FIRST_RELEASE[kind], entry[kind].tolist()))
-    start = f"{kind}."
-    found = {key.removeprefix(start): float(value) for key, value in entry.items() if key.startswith(start)}
-    return found or None
+    for key, values in entry.items():
+        if (names := _names(kind, key)) is not None:
+            return dict(zip(names, values.tolist()))
+    return None
+
+
+def _names(kind: str, key: Any) -> Sequence[str] | None:
+    """Of the numbers under a key, None when it is of something else."""
+    if key == kind:
+        return _FIRST_RELEASE[kind]
+    if isinstance(key, str) and key.startswith(f"{kind}(") and key.endswith(")"):
+        return key[len(kind) + 1 : -1].split(",")
+    return None
 
 
 def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) -> dict[str, Any]:
@@ -88,36 +95,25 @@ def _saved_numbers(
     name: str, kind: str, saved: Mapping[Any, Any], known: Mapping[str, float]
 ) -> dict[str, float]:
     """Those of a saved entry, all that are known or none."""
-    given: dict[str, Any]
-    if (together := saved.get(kind)) is not None:
-        names = _FIRST_RELEASE[kind]
-        _check_dense(name, kind, together)
-        if together.shape != (len(names),):
+    given: list[tuple[str, float]] = []
+    for key, values in saved.items():
+        names = _names(kind, key)
+        if names is None:
+            continue
+        _check_dense(name, kind, values)
+        if values.shape != (len(names),):
             raise ValueError(
-                f"tensor `{name}`: its saved {kind} has shape {tuple(together.shape)}, not ({len(names)},); "
+                f"tensor `{name}`: its saved {kind} has shape {tuple(values.shape)}, not ({len(names)},); "
                 "load it with the release that saved it"
             )
-        given = dict(zip(names, together.tolist()))
-    else:
-        start = f"{kind}."
-        given = {str(key).removeprefix(start): v for key, v in saved.items() if str(key).startswith(start)}
-    if given and given.keys() != known.keys():
-        lacking, unknown = sorted(known.keys() - given), sorted(given.keys() - known)
-        problem = f"lacks {kind}.{lacking[0]}" if lacking else f"has {kind}.{unknown[0]}, which is not known"
+        _check_finite(name, kind, values)
+        given += zip(names, values.tolist())
+    if given and sorted(key for key, _ in given) != sorted(known):
         raise ValueError(
-            f"tensor `{name}`: its saved state {problem}; load it with the release that saved it"
+            f"tensor `{name}`: its saved {kind} has the numbers {', '.join(key for key, _ in given)}, not "
+            f"{', '.join(known)}; load it with the release that saved it"
         )
-    return {key: _number(name, f"{kind}.{key}", value) for key, value in given.items()}
-
-
-def _number(name: str, key: str, given: Any) -> float:
-    try:
-        number = float(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"tensor `{name}`: its saved {key} is {given!r}; it must be a number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"tensor `{name}`: its saved {key} is not finite; load an older state")
-    return number
+    return dict(given)
 
 
 def _check_dense(name: str, kind: str, values: Any) -> None:

@@ -26,8 +26,8 @@ class Groups(torch.optim.Optimizer):
     _master_weights: bool
     _stochastic_rounding: int | None
     _process_group: ProcessGroup | Literal["auto"] | None
-    # Whether the method needs the norms of whole tensors, and remembers more than velocities.
-    _ADAPTIVE = False
+    # The kind of method.
+    _METHOD: type[Method]
 
     def _method(self) -> Method:
         """The method with its settings as they are now."""
@@ -37,14 +37,9 @@ class Groups(torch.optim.Optimizer):
         """The same for comparison with other processes."""
         return self._method()
 
-    def _momentum(self, group: dict[str, Any]) -> float:
-        return 0.0
-
     def _has_velocity(self, group: dict[str, Any]) -> bool:
-        return self._momentum(group) > 0
-
-    def _inv_batch_size(self) -> float:
-        return 0.0
+        """Whether the group's tensors have velocities with its settings as they are now."""
+        raise NotImplementedError
 
     def _shared(self, key: str) -> float:
         """A setting of groups that must be the same in all."""
@@ -79,7 +74,8 @@ class Groups(torch.optim.Optimizer):
                 raise ValueError(f"lr = {rate} must be finite and not negative")
         largest = max(rates)
         locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
-        if locked and not self._ADAPTIVE and sharded.processes(self._process_group) is not None:
+        whole = self._METHOD.NEEDS_WHOLE_TENSORS
+        if locked and not whole and sharded.processes(self._process_group) is not None:
             raise ValueError(
                 f"param_groups[{locked[0]}] has norm_lock, which several processes can't keep: none knows "
                 "the norm of a whole tensor; leave it out, or give process_group=None to train in each alone"
@@ -90,12 +86,10 @@ class Groups(torch.optim.Optimizer):
             master_weights=self._master_weights,
             stochastic_rounding=self._stochastic_rounding,
             multiplier=largest,
-            inv_batch_size=self._inv_batch_size(),
         )
         return settings, [
             GroupSettings(
                 multiplier=rate / largest if largest > 0 else 1.0,
-                momentum=self._momentum(group),
                 weight_decay=number(group, "weight_decay"),
                 length_scale_factor=number(group, "length_scale_factor"),
                 norm_lock=bool(group["norm_lock"]),

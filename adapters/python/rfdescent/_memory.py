@@ -49,6 +49,7 @@ class Memory(Groups):
         """The state of every parameter as tensors."""
         entries: dict[Tensor, dict[str, Any]] = {}
         engine = self._engine
+        fresh = fresh_history(self._METHOD.example())
         history: History | None
         if engine is None:
             applied, skipped = self._counts()
@@ -96,17 +97,17 @@ class Memory(Groups):
                 for key, values in buffers.items():
                     if values is not None:
                         entry[key] = sharded.as_sharded(values, param)
-                if history is not None:
+                if history is not None and fresh is not None:
                     entry |= named_numbers(SHARED, history.shared)
-                    entry |= named_numbers(OF_TENSOR, fresh_history().tensors[0] if own is None else own)
+                    entry |= named_numbers(OF_TENSOR, fresh.tensors[0] if own is None else own)
                 entries[param] = entry
         return entries
 
     def _kept_history(self) -> History | None:
         """What self.state has of the history that tensors share; None with a method that has none."""
-        if not self._ADAPTIVE:
+        fresh = fresh_history(self._METHOD.example())
+        if fresh is None:
             return None
-        fresh = fresh_history()
         kept = (kept_numbers(entry, SHARED) for entry in self.state.values())
         return fresh._replace(shared=next(filter(None, kept), fresh.shared))
 
@@ -150,9 +151,9 @@ class Memory(Groups):
         parameters.
 
         Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum or
-        averaged gradients, ``master`` with master weights; with the adaptive method what it remembers, each
-        number by its name: ``history.loss`` and others (of losses, alike in all), ``tensor_history.squares``
-        and others. Copies are made. On a CUDA device it waits for the steps.
+        averaged gradients, ``master`` with master weights; with the adaptive method what it remembers,
+        numbers whose names are in the keys: ``history(factor,last,...)``, of losses, alike in all, and
+        ``tensor_history(average_rest,...)``. Copies are made. On a CUDA device it waits for the steps.
         """
         self._show_state()
         return super().state_dict()
@@ -208,7 +209,7 @@ class Memory(Groups):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         validate(*self._options())
-        fresh = fresh_history() if self._ADAPTIVE else None
+        fresh = fresh_history(self._METHOD.example())
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):

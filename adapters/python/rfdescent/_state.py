@@ -19,7 +19,7 @@ _FORMATS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", to
 
 
 class History(NamedTuple):
-    """What the adaptive method remembers beside velocities: numbers by their names in the library.
+    """What a method remembers beside velocities: numbers by their names in the library.
 
     Those that all tensors share, and those of each tensor.
     """
@@ -70,8 +70,8 @@ def unpack(data: Any, names: Sequence[str]) -> State:
     )
 
 
-def pack(state: State, names: Sequence[str], params: Sequence[Tensor]) -> bytearray:
-    """The bytes of a saved state of the given parameters."""
+def pack(state: State, method: str, names: Sequence[str], params: Sequence[Tensor]) -> bytearray:
+    """The bytes of a saved state of the given parameters, by the name of the method."""
     entries: list[dict[str, Any]] = [
         {
             "name": name,
@@ -84,7 +84,7 @@ def pack(state: State, names: Sequence[str], params: Sequence[Tensor]) -> bytear
     ]
     metadata: dict[str, Any] = {
         "version": _VERSION,
-        "method": "fitted" if state.history is None else "adaptive",
+        "method": method,
         "settings": {},
         "applied_steps": state.applied_steps,
         "skipped_steps": state.skipped_steps,

@@ -70,6 +70,7 @@ class AdaptiveRFD(Descent):
     ``docs/adaptive.md`` derives the method.
     """
 
+    _METHOD = Adaptive
     _OWN = (*Descent._OWN, "_anisotropy", "_loss_bound")
     _NOT_OF_GROUPS = {
         **Descent._NOT_OF_GROUPS,
@@ -82,7 +83,6 @@ class AdaptiveRFD(Descent):
         ),
     }
     _SIGNS = ("averaging",)
-    _ADAPTIVE = True
 
     def __init__(
         self,

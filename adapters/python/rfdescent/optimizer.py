@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent
@@ -83,6 +84,7 @@ class RFD(Descent):
     whose shape changes are dropped, with a warning.
     """
 
+    _METHOD = Fitted
     _OWN = (*Descent._OWN, "covariance_model", "_mode")
     _NOT_OF_GROUPS = {
         **Descent._NOT_OF_GROUPS,
@@ -147,19 +149,22 @@ class RFD(Descent):
         )
 
     def _method(self) -> Fitted:
-        return Fitted(self.covariance_model._model(), self._mode, self._shared("conservatism"))
-
-    def _method_of_all(self) -> Any:
-        return self._method()._replace(model=self.covariance_model.to_json())
-
-    def _momentum(self, group: dict[str, Any]) -> float:
-        return number(group, "momentum")
-
-    def _inv_batch_size(self) -> float:
         inverse = self._shared("b_size_inv")
         if inverse > 1:
             raise ValueError(f"b_size_inv = {inverse}: give the inverse 1/b of the batch size, not b itself")
-        return inverse
+        return Fitted(
+            self.covariance_model._model(),
+            self._mode,
+            self._shared("conservatism"),
+            inverse,
+            tuple(number(group, "momentum") for group in self.param_groups),
+        )
+
+    def _method_of_all(self) -> Any:
+        return replace(self._method(), model=self.covariance_model.to_json())
+
+    def _has_velocity(self, group: dict[str, Any]) -> bool:
+        return number(group, "momentum") > 0
 
     def _take(self, loaded: dict[str, Any]) -> None:
         for group in self.param_groups:

@@ -1,9 +1,7 @@
 """AdaptiveRFD: its steps, its settings, its state. What it shares with RFD is tested there."""
 
 import copy
-import io
 import math
-import pickle
 import warnings
 
 import numpy as np
@@ -12,34 +10,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from reference import AdaptiveReference
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from training import by_pickle, by_torch_save, equal, network, train
 
 from rfdescent import RFD, AdaptiveRFD
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-# The fields of RfdHistory and RfdTensorHistory.
+# The fields of RfdHistory and RfdTensorHistory, sorted.
 SHARED_NUMBERS = (
-    *("loss", "loss_rest", "factor", "last", "steps", "windows", "sum", "squares", "promised"),
-    *("sum_before", "squares_before", "promised_before"),
+    *("factor", "last", "loss", "loss_rest", "promised", "promised_before", "squares", "squares_before"),
+    *("steps", "sum", "sum_before", "windows"),
 )
-TENSOR_NUMBERS = ("squares", "squares_rest", "average_rest")
-
-
-def network(dtype=torch.float32):
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
-
-
-def train(model, optimizer, steps, first=0):
-    for k in range(first, first + steps):
-        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k)).to(next(model.parameters()).dtype)
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step(loss=loss)
-
-
-def equal(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+TENSOR_NUMBERS = ("average_rest", "squares", "squares_rest")
+SHARED, OF_TENSOR = f"history({','.join(SHARED_NUMBERS)})", f"tensor_history({','.join(TENSOR_NUMBERS)})"
 
 
 @pytest.mark.parametrize("averaging", [0, 0.9])
@@ -96,7 +78,7 @@ def images(count=2000):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_trains_a_plain_network(dtype):
-    """One without normalisation, on which RFD as published diverges; nothing is tuned."""
+    """One without normalisation, on which the fitted method diverges; nothing is tuned."""
     x, y = images()
     model = torch.nn.Sequential(torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(dtype)
     optimizer = AdaptiveRFD(model.parameters(), master_weights=dtype is torch.bfloat16)
@@ -168,13 +150,6 @@ def test_gradient_scaler(unscale):
     assert equal(plain, scaled)
 
 
-def by_torch_save(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"averaging": 0}, {"master_weights": True}], ids=str)
 @pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save])
@@ -200,7 +175,7 @@ def test_going_on_is_the_same(dtype, options, copied):
     assert resumed.report.applied_steps == 57
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
 @pytest.mark.parametrize("steps", [0, 20])
 def test_copies_of_the_optimizer(copied, steps):
     model = network()
@@ -218,9 +193,7 @@ def test_contents():
     optimizer = AdaptiveRFD(model.named_parameters(), master_weights=True)
     fresh = optimizer.state_dict()["state"]
     # The same tensors before the first step: what is loaded into them finds its place.
-    shared = {f"history.{name}" for name in SHARED_NUMBERS}
-    own = {f"tensor_history.{name}" for name in TENSOR_NUMBERS}
-    kinds = {"step", "skipped", "velocity", "master", *shared, *own}
+    kinds = {"step", "skipped", "velocity", "master", SHARED, OF_TENSOR}
     assert all(set(entry) == kinds for entry in fresh.values())
     train(model, optimizer, 1)
     state = optimizer.state_dict()["state"]
@@ -229,12 +202,14 @@ def test_contents():
             key: (value.shape, value.dtype) for key, value in before.items()
         }
         assert torch.equal(entry["velocity"], -p.grad.float())
-        assert all(entry[key] == state[0][key] for key in shared)
+        assert torch.equal(entry[SHARED], state[0][SHARED])
+        shared = dict(zip(SHARED_NUMBERS, entry[SHARED].tolist(), strict=True))
+        own = dict(zip(TENSOR_NUMBERS, entry[OF_TENSOR].tolist(), strict=True))
         # The weight of a first one in an average.
         square = 0.1 * float(p.grad.double().square().sum())
-        assert float(entry["tensor_history.squares"]) == pytest.approx(square, rel=1e-12)
-        assert float(entry["history.loss"]) == pytest.approx(0.1 * optimizer.report.loss, rel=1e-12)
-        assert float(entry["history.last"]) == optimizer.report.loss
+        assert own["squares"] == pytest.approx(square, rel=1e-12)
+        assert shared["loss"] == pytest.approx(0.1 * optimizer.report.loss, rel=1e-12)
+        assert shared["last"] == optimizer.report.loss
     # Loading what no step has changed is no state at all.
     optimizer.load_state_dict({"state": fresh, "param_groups": optimizer.state_dict()["param_groups"]})
     assert optimizer.report.applied_steps == 0
@@ -258,14 +233,14 @@ def test_distributed_checkpoint(tmp_path):
 def test_states_are_of_one_method(cov):
     model = network()
     adaptive = AdaptiveRFD(model.parameters())
-    published = RFD(model.parameters(), covariance_model=cov, momentum=0.9)
+    fitted = RFD(model.parameters(), covariance_model=cov, momentum=0.9)
     others = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam(model.parameters())]
     train(model, adaptive, 1)
-    for foreign in (published, *others):
+    for foreign in (fitted, *others):
         with pytest.raises(ValueError, match="no averaging in its groups, so it is not AdaptiveRFD's"):
             adaptive.load_state_dict(foreign.state_dict())
     with pytest.raises(ValueError, match="no b_size_inv in its groups, so it is not RFD's"):
-        published.load_state_dict(adaptive.state_dict())
+        fitted.load_state_dict(adaptive.state_dict())
     other = AdaptiveRFD(model.parameters(), averaging=0.5)
     with pytest.raises(ValueError, match=r"has averaging = 0.9, but the optimizer was made with 0.5"):
         other.load_state_dict(adaptive.state_dict())
@@ -277,15 +252,16 @@ def test_states_are_of_one_method(cov):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("history", torch.zeros(3), r"saved history has shape \(3,\)"),
-        ("history", [0.0], r"saved history is \[0.0\]"),
-        ("history.loss", [0.0, 1.0], r"saved history.loss is \[0.0, 1.0\]; it must be a number"),
-        ("history.loss", torch.zeros(2), r"saved history.loss is tensor\("),
-        ("history.loss", torch.tensor(math.nan), "saved history.loss is not finite"),
-        ("history.surprise", torch.tensor(0.0), "saved state has history.surprise, which is not known"),
-        ("tensor_history.squares", None, "saved tensor_history.squares is None"),
-        ("tensor_history", torch.full((3,), torch.nan), "saved tensor_history.average_rest is not finite"),
-        ("tensor_history", torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
+        (SHARED, torch.zeros(3), r"saved history has shape \(3,\), not \(12,\)"),
+        (SHARED, torch.zeros(12, 1), r"saved history has shape \(12, 1\)"),
+        (SHARED, [0.0], r"saved history is \[0.0\]"),
+        (SHARED, torch.full((12,), math.nan), "saved history is not finite"),
+        (OF_TENSOR, None, "saved tensor_history is None"),
+        (OF_TENSOR, torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
+        # Which the first release would have saved.
+        ("history", torch.zeros(12), "saved history has the numbers factor, .*, windows, loss, .*, not"),
+        ("tensor_history(surprise)", torch.zeros(1), "has the numbers average_rest, .*, surprise, not aver"),
+        ("tensor_history()", torch.zeros(1), "saved tensor_history has the numbers average_rest, .*, , not"),
         ("velocity", torch.full((5, 7), torch.inf), "saved velocity is not finite"),
     ],
 )
@@ -301,6 +277,34 @@ def test_a_damaged_state(key, value, message):
     assert optimizer.report.applied_steps == 2
 
 
+def test_numbers_are_found_by_name():
+    """Whatever their order; those of a release that names them otherwise are refused."""
+    model = network()
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 40)
+    state = optimizer.state_dict()
+    for kind, key in (("history", SHARED), ("tensor_history", OF_TENSOR)):
+        names = key[len(kind) + 1 : -1].split(",")
+        moved = copy.deepcopy(state)
+        for entry in moved["state"].values():
+            entry[f"{kind}({','.join(reversed(names))})"] = entry.pop(key).flip(0)
+        resumed = AdaptiveRFD(model.named_parameters())
+        resumed.load_state_dict(by_torch_save(moved))
+        again = resumed.state_dict()["state"]
+        for index, entry in state["state"].items():
+            assert entry.keys() == again[index].keys()
+            assert all(torch.equal(entry[k], again[index][k]) for k in entry)
+        for other in (["level", *names[1:]], names[1:], [*names, "more"]):
+            renamed = copy.deepcopy(state)
+            values = renamed["state"][2].pop(key)
+            renamed["state"][2][f"{kind}({','.join(other)})"] = values.new_zeros(len(other))
+            message = (
+                f"tensor `2.weight`: its saved {kind} has the numbers {', '.join(other)}, not .*load it with"
+            )
+            with pytest.raises(ValueError, match=message):
+                resumed.load_state_dict(renamed)
+
+
 def test_groups_added_later():
     """What is known of the others' gradients stays theirs."""
     a, b, c = (torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(3))
@@ -313,7 +317,7 @@ def test_groups_added_later():
     optimizer.add_param_group({"params": [c], "lr": 0.5})
     optimizer.param_groups[0]["params"].reverse()
     after = optimizer.state_dict()["state"]
-    for key in ("velocity", *(f"tensor_history.{name}" for name in TENSOR_NUMBERS)):
+    for key in ("velocity", OF_TENSOR):
         assert torch.equal(before[0][key], after[1][key])
         assert torch.equal(before[1][key], after[0][key])
     c.grad = torch.ones_like(c)
@@ -325,8 +329,7 @@ def test_groups_added_later():
 
 
 def history(optimizer, index):
-    entry = optimizer.state_dict()["state"][index]
-    return {key: float(value) for key, value in entry.items() if key.startswith("tensor_history.")}
+    return optimizer.state_dict()["state"][index][OF_TENSOR].tolist()
 
 
 def test_a_parameter_that_is_resized():

@@ -1,17 +1,14 @@
-"""States of other orders of the same named parameters, and states of older releases."""
+"""States of other orders of the same named parameters."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from rfdescent import RFD, AdaptiveRFD
 
-STATES = Path(__file__).parent / "states"
 SHAPES = {"weight": (3, 2), "bias": (5,), "gain": (2, 2)}
 DTYPES = {"weight": torch.float32, "bias": torch.float64, "gain": torch.bfloat16}
 
@@ -55,53 +52,6 @@ def by_name(optimizer):
         for group in state["param_groups"]
         for name, key in zip(group["param_names"], group["params"], strict=True)
     }
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_states_of_the_first_release(make, named, request):
-    """With all numbers of the history in one tensor, in another order than now."""
-    method = request.node.callspec.params["make"]
-    saved = torch.load(STATES / f"{method}_v1.pt", weights_only=True)
-    params = parameters()
-    for name, p in params.items():
-        p.data.copy_(saved["parameters"][name])
-    optimizer = make(params.items() if named else params.values())
-    optimizer.load_state_dict(saved["optimizer"])
-    assert optimizer.report.applied_steps == 40
-    train(params, optimizer, range(40, 60))
-    assert equal(params, saved["after"])
-
-
-def test_a_pickled_optimizer_of_the_first_release():
-    """Its state comes back as it was, by no way that could read it anew."""
-    saved = torch.load(STATES / "adaptive_v1.pt", weights_only=True)
-    params = parameters()
-    optimizer = AdaptiveRFD(params.items(), master_weights=True)
-    for entry, (name, p) in zip(saved["optimizer"]["state"].values(), params.items(), strict=True):
-        p.data.copy_(saved["parameters"][name])
-        optimizer.state[p] = entry
-    train(params, optimizer, range(40, 60))
-    assert equal(params, saved["after"])
-
-
-def test_a_distributed_checkpoint_of_the_first_release(tmp_path):
-    """By way of a file of torch.save, as it has other tensors than are looked for now."""
-    saved = torch.load(STATES / "adaptive_v1.pt", weights_only=True)
-    state = saved["optimizer"]
-    named = dict(
-        zip(state["param_groups"][0]["params"], state["param_groups"][0]["param_names"], strict=True)
-    )
-    state["state"] = {named[key]: entry for key, entry in state["state"].items()}
-    state["param_groups"][0]["params"] = list(named.values())
-    dcp.save({"optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
-    dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "file")
-    params = parameters()
-    for name, p in params.items():
-        p.data.copy_(saved["parameters"][name])
-    optimizer = AdaptiveRFD(params.items(), master_weights=True)
-    optimizer.load_state_dict(torch.load(tmp_path / "file", weights_only=False)["optimizer"])
-    train(params, optimizer, range(40, 60))
-    assert equal(params, saved["after"])
 
 
 @pytest.mark.parametrize("order", [["gain", "weight", "bias"], ["bias", "gain", "weight"]])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from rfdescent import RFD, AdaptiveRFD, Matern
 
@@ -63,16 +65,21 @@ def parameters(kind):
     return found
 
 
-def optimizer(kind, params):
+def optimizer(kind, params, named=True):
     groups = [{"params": []}, {"params": []}]
     for name, _, _, group, _ in TENSORS[kind]:
-        groups[group]["params"].append((name, params[name]))
+        groups[group]["params"].append((name, params[name]) if named else params[name])
     if kind == "adaptive":
         return AdaptiveRFD(groups[:1], master_weights=True, process_group=None)
     groups[0].update(momentum=0.9)
     groups[1].update(momentum=0.5, weight_decay=1 / 64, length_scale_factor=1.25)
     model = Matern(nu=2.5, mean=2.5, variance=(0.0625, 1.0), gradient_var=(8.0, 256.0), dims=32)
     return RFD(groups, covariance_model=model, b_size_inv=1 / 128, master_weights=True, process_group=None)
+
+
+def saved(kind):
+    """The state that Python saved."""
+    return torch.load(STATES / f"python-{kind}.pt", weights_only=True)
 
 
 def steps(kind, made, params, numbers):
@@ -82,15 +89,48 @@ def steps(kind, made, params, numbers):
         made.step(loss=loss(step))
 
 
+def check_the_rest(kind, made, params):
+    """Goes on, with the bits recorded."""
+    steps(kind, made, params, range(*STEPS[kind]))
+    assert {name: bits(p) for name, p in params.items()} == recorded(kind, "after")
+
+
 @pytest.mark.parametrize("kind", ["fitted", "adaptive"])
-def test_old_states_go_on_with_the_same_bits(kind):
+@pytest.mark.parametrize("named", [True, False])
+def test_old_states_go_on_with_the_same_bits(kind, named):
     params = parameters(kind)
-    made = optimizer(kind, params)
-    made.load_state_dict(torch.load(STATES / f"python-{kind}.pt", weights_only=True))
+    made = optimizer(kind, params, named)
+    made.load_state_dict(saved(kind))
+    # Of all steps one is skipped.
+    assert made.report.applied_steps == STEPS[kind][0] - 1
     # Saved by today's code, it is the same state.
     params_anew = parameters(kind)
-    anew = optimizer(kind, params_anew)
+    anew = optimizer(kind, params_anew, named)
     anew.load_state_dict(made.state_dict())
-    for resumed, values in ((made, params), (anew, params_anew)):
-        steps(kind, resumed, values, range(*STEPS[kind]))
-        assert {name: bits(p) for name, p in values.items()} == recorded(kind, "after")
+    check_the_rest(kind, made, params)
+    check_the_rest(kind, anew, params_anew)
+
+
+def test_an_old_pickled_optimizer():
+    """Its state comes back as it was, by no way that could read it anew."""
+    params = parameters("adaptive")
+    made = optimizer("adaptive", params)
+    for entry, p in zip(saved("adaptive")["state"].values(), params.values(), strict=True):
+        made.state[p] = entry
+    check_the_rest("adaptive", made, params)
+
+
+def test_an_old_distributed_checkpoint(tmp_path):
+    """By way of a file of torch.save, as it has other tensors than are looked for now."""
+    state = saved("adaptive")
+    (group,) = state["param_groups"]
+    state["state"] = {
+        name: state["state"][key] for key, name in zip(group["params"], group["param_names"], strict=True)
+    }
+    group["params"] = list(group["param_names"])
+    dcp.save({"optimizer": state}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "file")
+    params = parameters("adaptive")
+    made = optimizer("adaptive", params)
+    made.load_state_dict(torch.load(tmp_path / "file", weights_only=False)["optimizer"])
+    check_the_rest("adaptive", made, params)

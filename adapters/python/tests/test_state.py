@@ -1,14 +1,14 @@
 """Saving and loading, copying and pickling."""
 
 import copy
-import io
-import pickle
+import functools
 
 import pyrfd
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import training
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -16,41 +16,18 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
     set_state_dict,
 )
+from training import by_pickle, by_torch_save, equal, network
 
 from rfdescent import RFD
 
-
-def network(dtype=torch.float32):
-    torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
-
-
-def train(model, optimizer, steps, first=0):
-    for k in range(first, first + steps):
-        x = torch.randn(9, 7, generator=torch.Generator().manual_seed(k)).to(next(model.parameters()).dtype)
-        optimizer.zero_grad()
-        loss = model(x).square().mean() + 2
-        loss.backward()
-        optimizer.step(loss=loss)
-
-
-def equal(a, b):
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
-def by_torch_save(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    # No classes of ours: safe to load from a stranger.
-    return torch.load(file, weights_only=True)
+train = functools.partial(training.train, least_loss=2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "master_weights": True}], ids=str
 )
-@pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_torch_save, by_pickle])
 def test_going_on_is_the_same(cov, dtype, options, copied):
     model = network(dtype)
     optimizer = RFD(model.parameters(), covariance_model=cov, lr=1e-2, **options)
@@ -76,7 +53,7 @@ def test_going_on_is_the_same(cov, dtype, options, copied):
     assert resumed.report.applied_steps == 6
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_copies_of_the_optimizer(cov, copied, steps):
     model = network()
@@ -164,6 +141,16 @@ def test_an_older_state(cov):
     assert optimizer.report.applied_steps == 2
 
 
+def check_unchanged(model, optimizer, before):
+    """An optimizer that has taken one step and refused a state goes on as it was."""
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for index, entry in before["state"].items():
+        assert torch.equal(after["state"][index]["velocity"], entry["velocity"])
+    train(model, optimizer, 1)
+    assert optimizer.report.applied_steps == 2
+
+
 def test_a_state_that_does_not_fit(cov):
     model = network()
     optimizer = RFD(model.named_parameters(), covariance_model=cov, momentum=0.5)
@@ -181,11 +168,7 @@ def test_a_state_that_does_not_fit(cov):
     wrong["param_groups"][0]["params"].pop()
     with pytest.raises(ValueError):
         optimizer.load_state_dict(wrong)
-    after = optimizer.state_dict()
-    assert after["param_groups"] == before["param_groups"]
-    assert torch.equal(after["state"][2]["velocity"], before["state"][2]["velocity"])
-    train(model, optimizer, 1)
-    assert optimizer.report.applied_steps == 2
+    check_unchanged(model, optimizer, before)
 
 
 @pytest.mark.parametrize("flatten", [False, True])
@@ -286,8 +269,4 @@ def test_a_damaged_state(cov, key, value, message):
     damaged["state"][0][key] = value
     with pytest.raises(ValueError, match=f"tensor `0.weight`.*{message}"):
         optimizer.load_state_dict(damaged)
-    after = optimizer.state_dict()
-    assert after["param_groups"] == before["param_groups"]
-    assert torch.equal(after["state"][0]["velocity"], before["state"][0]["velocity"])
-    train(model, optimizer, 1)
-    assert optimizer.report.applied_steps == 2
+    check_unchanged(model, optimizer, before)
