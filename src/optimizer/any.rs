@@ -1,10 +1,10 @@
 //! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their
 //! own.
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::core::Core;
 use super::raw::Placement;
@@ -38,8 +38,9 @@ struct OnHost {
     optimizer: Optimizer,
     placement: Placement,
     last: Arc<LastReport>,
-    /// The squared norms of the split form, which the caller adds up over the ranks in place.
-    norm: Box<[Cell<f64>; 2]>,
+    /// The squared norms of the split form, which the caller adds up over the ranks in place: the
+    /// bits of f64.
+    norm: Box<[AtomicU64; 2]>,
 }
 
 impl From<Optimizer> for AnyOptimizer {
@@ -213,8 +214,9 @@ impl AnyOptimizer {
                 // SAFETY: the caller vouches for the addresses.
                 let (_, grads) = unsafe { host.slices(tensors)? };
                 let norm = host.optimizer.local_squared_norm(&grads)?;
-                host.norm[0].set(norm.euclidean);
-                host.norm[1].set(norm.sigma);
+                for (place, value) in host.norm.iter().zip([norm.euclidean, norm.sigma]) {
+                    place.store(value.to_bits(), Ordering::Relaxed);
+                }
                 Ok(host.norm.as_ptr().expose_provenance() as u64)
             }
             // SAFETY: the caller vouches for the addresses.
@@ -401,3 +403,9 @@ impl OnHost {
         Ok((params, grads))
     }
 }
+
+/// Front ends share it between threads.
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<AnyOptimizer>();
+};
