@@ -397,7 +397,7 @@ def test_memory_that_moved(cov):
     [
         ({"covariance_model": 1}, TypeError, "covariance_model is a int"),
         ({"covariance_model": SquaredExponential()}, ValueError, "no mean"),
-        ({"momentum": 1}, ValueError, r"groups\[0\].momentum"),
+        ({"momentum": 1}, ValueError, r"momentum\[0\] = 1:"),
         ({"momentum": "a"}, TypeError, "momentum = 'a' must be a number"),
         ({"lr": -1}, ValueError, "lr = -1"),
         ({"lr": math.nan}, ValueError, "lr = nan"),
