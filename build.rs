@@ -1,5 +1,5 @@
-//! Makes the device code: machine code where an nvcc is found, else the PTX that comes with the crate serves alone. For
-//! tests also the kernels as CPU code.
+//! Makes the device code: machine code where an nvcc is found, else the PTX that comes with the crate serves
+//! alone. For tests also the kernels as CPU code.
 
 use std::env;
 use std::path::{Path, PathBuf};

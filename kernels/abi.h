@@ -1,8 +1,8 @@
-// What host and device share: plain structs, the same bytes on both sides. The Rust side is made from this file
-// (src/backend/abi.rs), the kernels include it.
+// What host and device share: plain structs, the same bytes on both sides, and the numbers that both need.
+// The Rust side is made from this file (src/backend/abi.rs, src/backend/kernels.rs), the kernels include it.
 //
-// "address" is a device pointer as an integer; 0 means that there is none. Sizes, offsets and indices over elements are
-// 64-bit. Field order leaves no padding but the named one.
+// "address" is a device pointer as an integer; 0 means that there is none. Sizes, offsets and indices over
+// elements are 64-bit. Field order leaves no padding.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -14,57 +14,91 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
+#include "instances.h"
+
 // The order of summation (docs/summation.md).
-#define RFD_LANES 256             // lanes of a chunk, leaves of the tree, threads of a block
-#define RFD_COLUMNS 1024          // elements of a row of a chunk; a lane holds 4 neighbouring ones
+#define RFD_THREADS 256           // threads of a block: one for each leaf of the tree
+#define RFD_COLUMNS 1024          // elements of a row of a chunk; a leaf adds 4 neighbouring ones
 #define RFD_ROWS 4                // rows of a chunk
 #define RFD_CHUNK 4096            // elements of a chunk
 #define RFD_CHUNKS_PER_SEGMENT 256
 
-// Number formats.
+// Squares of f64 gradients are formed again, scaled, where they add up to less than 2^RFD_TINY_EXPONENT: they
+// may have lost terms to underflow. The square of the smallest f32 is 2^-298.
+#define RFD_TINY_EXPONENT (-900)
+// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
+#define RFD_COMFORTABLE_EXPONENT 32
+
+// Number formats; below 16, as two of them share the byte `formats` of a tensor.
 #define RFD_DTYPE_F32 0
 #define RFD_DTYPE_F64 1
 #define RFD_DTYPE_F16 2
 #define RFD_DTYPE_BF16 3
 
-// Covariance families.
-#define RFD_FAMILY_SQUARED_EXPONENTIAL 0
-#define RFD_FAMILY_RATIONAL_QUADRATIC 1
-#define RFD_FAMILY_MATERN32 2
-#define RFD_FAMILY_MATERN52 3
+// Methods (kernels/methods).
+#define RFD_METHOD_FITTED 0
+#define RFD_METHOD_ADAPTIVE 1
+
+// Covariance families. kernels/families.cuh has a struct for each, or does not compile.
+// X(NAME, number, struct)
+#define RFD_FAMILIES(X)                            \
+    X(SQUARED_EXPONENTIAL, 0, SquaredExponential)  \
+    X(RATIONAL_QUADRATIC, 1, RationalQuadratic)    \
+    X(MATERN32, 2, Matern32)                       \
+    X(MATERN52, 3, Matern52)
+
+typedef enum RfdFamily {
+#define RFD_FAMILY_NUMBER(NAME, NUMBER, STRUCT) RFD_FAMILY_##NAME = NUMBER,
+    RFD_FAMILIES(RFD_FAMILY_NUMBER)
+#undef RFD_FAMILY_NUMBER
+} RfdFamily;
+
+// sqrt(3) and sqrt(5), correctly rounded.
+#define RFD_SQRT_3 1.7320508075688772
+#define RFD_SQRT_5 2.23606797749979
+// Of the rational quadratic's step: four reach rounding, the fifth is reserve.
+#define RFD_NEWTON_ITERATIONS 5
+
+// The search for conservative steps (src/covariance/search.rs).
+#define RFD_POINTS_PER_E 10.0    // points of the grid per factor e
+#define RFD_MARGIN 1e-3          // the grid starts this far below the shortest length at which F can turn
+#define RFD_SHORTEST 1e-300      // no step is looked for below
+#define RFD_VANISHED 1e4         // where e^-x times a power of x is 0: capping x keeps infinity times 0 away
+#define RFD_ROOT_ITERATIONS 120  // of Chandrupatla's method; some 50 bisections would do
 
 // Step-size modes.
 #define RFD_MODE_RFD 0
 #define RFD_MODE_A_RFD 1
 #define RFD_MODE_CLIPPED_A_RFD 2
 
-// What a step did.
-#define RFD_REASON_APPLIED 0
-#define RFD_REASON_FOUND_INF 1
-#define RFD_REASON_NON_FINITE_LOSS 2
-#define RFD_REASON_NON_FINITE_GRADIENT 3
-#define RFD_REASON_ZERO_GRADIENT 4
-#define RFD_REASON_INVALID_OPTION 5
-#define RFD_REASON_OUT_OF_RANGE 6
-#define RFD_REASON_LOSS_BELOW_BOUND 7
+// What a step did; the numbers that front ends use as well (include/rfdescent.h).
+#define RFD_OUTCOME_NONE 0
+#define RFD_OUTCOME_APPLIED 1
+#define RFD_OUTCOME_FOUND_INF 2
+#define RFD_OUTCOME_NON_FINITE_LOSS 3
+#define RFD_OUTCOME_NON_FINITE_GRADIENT 4
+#define RFD_OUTCOME_ZERO_GRADIENT 5
+#define RFD_OUTCOME_INVALID_OPTION 6
+#define RFD_OUTCOME_OUT_OF_RANGE 7
+#define RFD_OUTCOME_LOSS_BELOW_BOUND 8
 
 // Flags of a tensor.
 #define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm
 #define RFD_TENSOR_LOCK 2    // norm lock, and more than one element
 
-// One tensor of the list, in the optimizer's order; its index is the tensor id of stochastic rounding. Empty tensors and
-// those without a gradient have no chunks.
+// One tensor of the list, in the optimizer's order; its index is the tensor id of stochastic rounding. Empty
+// tensors and those without a gradient have no chunks.
 typedef struct RfdTensor {
     uint64_t param;          // address of the parameter, aligned to its element
     uint64_t grad;           // address of the gradient, 0 when it is missing
-    uint64_t momentum;       // address of the velocity (f64 for f64 parameters, else f32), 0 without momentum
+    uint64_t velocity;       // address of the velocity (f64 for f64 parameters, else f32), 0 without one
     uint64_t master;         // address of the f32 master weights of an f16 or bf16 parameter, 0 without
     uint64_t len;            // elements
-    uint64_t offset;         // index of the first element in the whole tensor, for stochastic rounding of a shard
+    uint64_t offset;         // index in the whole tensor of a shard's first element, for stochastic rounding
     uint64_t first_chunk;    // chunks of all tensors before this one
     uint32_t first_segment;  // segments of all tensors before this one
     uint16_t group;          // index into the groups
-    uint8_t formats;         // RFD_DTYPE of the parameter + 4 * RFD_DTYPE of the gradient
+    uint8_t formats;         // RFD_DTYPE of the parameter | RFD_DTYPE of the gradient << 4
     uint8_t flags;           // RFD_TENSOR_*
 } RfdTensor;
 
@@ -72,7 +106,7 @@ typedef struct RfdTensor {
 typedef struct RfdGroup {
     double length_scale_factor;
     double multiplier;
-    double momentum;
+    double velocity_decay;  // the momentum, or the averaging of the adaptive method; 0 for no velocity
     double weight_decay;
 } RfdGroup;
 
@@ -83,7 +117,7 @@ typedef struct RfdSettings {
     double max_step_size;  // +infinity for no cap
 } RfdSettings;
 
-// The fitted covariance model (src/covariance/model.rs).
+// The fitted covariance model (src/covariance/model.rs). All 0 for other methods.
 typedef struct RfdModel {
     double mean;
     double variance;
@@ -95,14 +129,15 @@ typedef struct RfdModel {
     double plateau;   // the step at loss = mean, in length scales
     double beta;      // of the rational quadratic
     double quantile;  // of the normal distribution for conservative steps; 0 for risk-neutral ones
-    uint32_t family;  // RFD_FAMILY_*
+    uint32_t family;  // RfdFamily
     uint32_t mode;    // RFD_MODE_*
 } RfdModel;
 
 // What the last step did; on the device, with a copy in pinned host memory.
 //
-// Reading it while a step may be writing: the writer begins with the two counts and ends with the sequence, which is their
-// sum. So read the sequence first and the counts last; all in between belongs to one step if the sum still holds.
+// Reading it while a step may be writing: the writer begins with the two counts and ends with the sequence,
+// which is their sum. So read the sequence first and the counts last; all in between belongs to one step if
+// the sum still holds.
 typedef struct RfdStatus {
     uint64_t sequence;  // steps seen: applied + skipped
     uint64_t applied;
@@ -113,7 +148,7 @@ typedef struct RfdStatus {
     double theta;
     double step_size;
     double learning_rate;
-    uint64_t reason;    // RFD_REASON_*
+    uint64_t outcome;   // RFD_OUTCOME_*
 } RfdStatus;
 
 // Squared norms of gradients as given, for the split form: what ranks add up between its two halves.
@@ -122,16 +157,16 @@ typedef struct RfdSquaredNorm {
     double sigma;
 } RfdSquaredNorm;
 
-// Four sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. The adaptive method with
-// averages needs the first two, norm lock all, anything else only the first.
+// Four sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. The adaptive
+// method with averages needs the first two, norm lock all, anything else only the first.
 #define RFD_SUM_SQUARES 0    // |g|^2
 #define RFD_SUM_DIRECTION 1  // |d|^2
 #define RFD_SUM_PARAMETER 2  // |p|^2
 #define RFD_SUM_PRODUCT 3    // <p, d>
 
-// What the adaptive method remembers (src/optimizer/adaptive.rs); one RfdTensorHistory for each tensor follows. On the
-// device lie two of these: a step reads the one and, if it is applied, writes the other, for the step after it. The first
-// is that after an even number of applied steps.
+// What the adaptive method remembers (src/optimizer/method/adaptive.rs); one RfdTensorHistory for each tensor
+// follows. On the device lie two of these: a step reads the one and, if it is applied, writes the other, for
+// the step after it. The first is that after an even number of applied steps.
 typedef struct RfdHistory {
     double loss;             // average of losses, and the weight that it still lacks
     double loss_rest;
@@ -153,7 +188,8 @@ typedef struct RfdTensorHistory {
     double average_rest;     // the weight that the averaged gradient still lacks
 } RfdTensorHistory;
 
-// The adaptive method and its numbers, which exist in src/optimizer/adaptive.rs alone. All 0 for RFD as published.
+// The adaptive method and its numbers, which exist in src/optimizer/method/adaptive.rs alone. All 0 for other
+// methods.
 typedef struct RfdAdaptive {
     uint64_t history;          // address of two RfdHistory with their tensors
     double averaging;          // decay of the averages of gradients and losses; 0 for none
@@ -184,14 +220,14 @@ typedef struct RfdStep {
     uint64_t loss;           // address of the loss, 0 when loss_value holds it
     uint64_t grad_scale;     // address of the gradient scale (f32), 0 for none
     uint64_t found_inf;      // address of found_inf (f32), 0 for none
-    uint64_t given_norm;     // address of an RfdSquaredNorm in the split form: rfd_total writes it, rfd_update_* and
-                             // rfd_status read it; 0 otherwise
+    uint64_t given_norm;     // address of an RfdSquaredNorm in the split form, 0 otherwise: rfd_total
+                             // writes it, rfd_update_* and rfd_status read it
     uint64_t chunk_sums;     // addresses of workspace: double[chunks * sums]
     uint64_t segment_sums;   // double[segments * sums]
     uint64_t tensor_sums;    // double[tensor_count * sums]
     uint64_t segment_done;   // uint32_t[segments], zero between launches: chunks of a segment that are summed
-    uint64_t tensor_done;    // uint32_t[tensor_count], zero between launches: segments of a tensor that are summed
-    uint64_t rescue;         // address of a double, 0 between launches: the largest |g| of f64 gradients
+    uint64_t tensor_done;    // uint32_t[tensor_count], zero between launches: segments of one that are summed
+    uint64_t largest_grad;   // address of a double, 0 between launches: the largest |g| of f64 gradients
     uint64_t chunks;         // chunks of all tensors
     uint64_t seed;           // of stochastic rounding
     double loss_value;
@@ -200,7 +236,7 @@ typedef struct RfdStep {
     uint32_t group_count;
     uint32_t loss_dtype;     // RFD_DTYPE_*
     uint32_t stochastic;     // not 0: f16 and bf16 parameters without master weights round stochastically
-    uint32_t sums;           // sums per chunk: 1, 2 or 4
+    uint32_t method;         // RFD_METHOD_*
 } RfdStep;
 
 // As many tensors as fit with RfdStep into the 32,764 bytes that the parameters of a kernel may have.

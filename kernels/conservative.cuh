@@ -1,104 +1,9 @@
-// Conservative steps: the global minimum of the upper confidence bound, searched by all threads of a block together.
-// Follows src/covariance/search.rs; its exponentials make the result agree to about 1e-9, not bit for bit.
+// Conservative steps: the global minimum of the upper confidence bound, searched by all threads of a block
+// together. Follows src/covariance/search.rs; its exponentials make the result agree to about 1e-9, not bit
+// for bit.
 #pragma once
 
 #include "step_size.cuh"
-
-// Points of the grid per factor e.
-#define RFD_POINTS_PER_E 10.0
-// The grid starts this far below the shortest length at which the objective can turn.
-#define RFD_MARGIN 1e-3
-// No step is looked for below.
-#define RFD_SHORTEST 1e-300
-// Beyond this argument e⁻ˣ times a power of x is 0; capping x keeps ∞·0 away.
-#define RFD_VANISHED 1e4
-// Of Chandrupatla's method; some 50 bisections would do.
-#define RFD_ROOT_ITERATIONS 120
-
-// A covariance at one distance u: ρ, 1 − ρ, κ = ρ'(u²/2)/ρ'(0), (uκ)', D = 1 − ρ² − u²ρ'²/(−ρ'(0)), D'.
-struct Profile {
-    double rho, drop, kappa, ukappa_slope, unexplained, unexplained_slope;
-};
-
-// e⁻ᶻ·Σ_{k≥n} zᵏ/k!
-__device__ inline double exp_tail(int n, double z)
-{
-    double term = 1.0;
-    if (z < n + 2.0) {
-        for (int k = 1; k <= n; ++k) {
-            term = term * z / k;
-        }
-        double sum = term;
-        for (int k = n + 1; term > sum * (0.25 * RFD_F64_EPSILON); ++k) {
-            term = term * z / k;
-            sum += term;
-        }
-        return sum * exp(-z);
-    }
-    double head = 0.0;
-    for (int k = 0; k < n; ++k) {
-        head += term;
-        term = term * z / (k + 1);
-    }
-    return 1.0 - head * exp(-z);
-}
-
-// ln(1 + x) − x for x ≥ 0 without cancellation.
-__device__ inline double ln_1p_minus(double x)
-{
-    if (x > 0.5) {
-        return log1p(x) - x;
-    }
-    const double s = x / (2.0 + x), s2 = s * s;
-    double series = 0.0;
-    for (int k = 11; k >= 0; --k) {
-        series = series * s2 + 1.0 / (2 * k + 3);
-    }
-    return 2.0 * s * s2 * series - s * x;
-}
-
-__device__ inline Profile squared_exponential_profile(double u)
-{
-    const double t = fmin(u * u, RFD_VANISHED);
-    const double rho = exp(-t / 2.0);
-    return {rho, -expm1(-t / 2.0), rho, (1.0 - t) * rho, exp_tail(2, t), 2.0 * sqrt(t) * t * exp(-t)};
-}
-
-__device__ inline Profile matern32_profile(double u)
-{
-    const double w = fmin(RFD_SQRT_3 * u, RFD_VANISHED), z = 2.0 * w;
-    const double kappa = exp(-w);
-    return {(1.0 + w) * kappa, exp_tail(2, w), kappa, (1.0 - w) * kappa, exp_tail(3, z),
-            2.0 * RFD_SQRT_3 * (z * z / 2.0) * exp(-z)};
-}
-
-__device__ inline Profile matern52_profile(double u)
-{
-    const double w = fmin(RFD_SQRT_5 * u, RFD_VANISHED), z = 2.0 * w;
-    const double exp_w = exp(-w), exp_z = exp(-z), z3 = z * z * z;
-    return {(1.0 + w + w * w / 3.0) * exp_w,
-            w * w / 6.0 * exp_w + exp_tail(3, w),
-            (1.0 + w) * exp_w,
-            (1.0 + w - w * w) * exp_w,
-            z3 * z / 72.0 * exp_z + exp_tail(5, z),
-            2.0 * RFD_SQRT_5 * (z3 / 18.0 + z3 * z / 36.0) * exp_z};
-}
-
-__device__ inline Profile rational_quadratic_profile(double u, double beta)
-{
-    const double tau = u * u / beta, log = log1p(tau);
-    const double rho = exp(-beta / 2.0 * log), kappa = rho / (1.0 + tau);
-    const double relative = tau / (1.0 + tau), bend = beta * (relative / (1.0 + tau));
-    const double log_explained =
-        tau < 0.5 ? -beta * ln_1p_minus(tau) + ln_1p_minus(bend) - beta * tau * relative * ((2.0 + tau) / (1.0 + tau))
-                  : -beta * log + log1p(bend);
-    return {rho,
-            -expm1(-beta / 2.0 * log),
-            kappa,
-            kappa * ((1.0 - u * u * (1.0 + 1.0 / beta)) / (1.0 + tau)),
-            -expm1(log_explained),
-            2.0 * u * (kappa * kappa) * relative * (3.0 + beta + tau)};
-}
 
 // F(u) = −b·ρ − a·u·κ + z·√v, with v the conditional variance divided by C(0).
 struct Objective {
@@ -125,15 +30,11 @@ struct Objective {
         z = quantile / largest;
     }
 
-    // Not inlined: the profiles of four families, in each of the five places that need one, would be most of the kernel.
+    // Not inlined: the profiles of four families, in each of the five places that need one, would be most of
+    // the kernel.
     __device__ __noinline__ Profile profile(double u) const
     {
-        switch (family) {
-            case RFD_FAMILY_SQUARED_EXPONENTIAL: return squared_exponential_profile(u);
-            case RFD_FAMILY_RATIONAL_QUADRATIC: return rational_quadratic_profile(u, beta);
-            case RFD_FAMILY_MATERN32: return matern32_profile(u);
-            default: return matern52_profile(u);
-        }
+        return profile_of_family(family, u, beta);
     }
 
     __device__ inline double q() const { return 1.0 / (1.0 + loss_noise); }
@@ -195,8 +96,8 @@ struct Objective {
         return shortest * plateau;
     }
 
-    // The root of F' between two points where its signs differ, by Chandrupatla's method: inverse quadratic interpolation
-    // where it is safe, bisection otherwise.
+    // The root of F' between two points where its signs differ, by Chandrupatla's method: inverse quadratic
+    // interpolation where it is safe, bisection otherwise.
     __device__ inline double root(double left, double left_value, double right, double right_value) const
     {
         double x1 = right, f1 = right_value, x2 = left, f2 = left_value, position = 0.5;
@@ -240,11 +141,11 @@ struct Minimum {
 };
 
 struct SearchScratch {
-    Minimum best[RFD_LANES];
+    Minimum best[RFD_THREADS];
 };
 
-// The global minimiser in [0, plateau], in length scales; all threads of the block search, each some cells of the grid.
-// The result is in thread 0.
+// The global minimiser in [0, plateau], in length scales; all threads of the block search, each some cells of
+// the grid. The result is thread 0's; the others get 0.
 __device__ inline double conservative_step(const Objective& objective, SearchScratch& scratch)
 {
     const double longest = objective.plateau;
@@ -253,7 +154,7 @@ __device__ inline double conservative_step(const Objective& objective, SearchScr
     const uint64_t count = static_cast<uint64_t>(cells);
     const Minimum none = {0.0, RFD_F64_INFINITY, count + 2};
     Minimum best = none;
-    for (uint64_t i = threadIdx.x + 1; i <= count; i += RFD_LANES) {
+    for (uint64_t i = threadIdx.x + 1; i <= count; i += RFD_THREADS) {
         const double left = i == 1 ? shortest : shortest * exp((i - 1) / RFD_POINTS_PER_E);
         const double right = i == count ? longest : shortest * exp(i / RFD_POINTS_PER_E);
         const double left_slope = objective.derivative(left), right_slope = objective.derivative(right);
@@ -272,11 +173,11 @@ __device__ inline double conservative_step(const Objective& objective, SearchScr
         }
     }
     scratch.best[threadIdx.x] = best;
-    for (uint32_t half = RFD_LANES / 2; half > 0; half /= 2) {
+    for (uint32_t half = RFD_THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half && scratch.best[threadIdx.x + half].better(scratch.best[threadIdx.x])) {
             scratch.best[threadIdx.x] = scratch.best[threadIdx.x + half];
         }
     }
-    return scratch.best[0].u;
+    return threadIdx.x == 0 ? scratch.best[0].u : 0.0;
 }

@@ -1,122 +1,117 @@
-// From the sums of all tensors to the step, the same in every block: src/optimizer/decision.rs on the device.
+// From the sums of all tensors to the step, the same in every block.
 #pragma once
 
-#include "adaptive.cuh"
+#include "method.cuh"
 
-// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
-#define RFD_COMFORTABLE_EXPONENT 32
-
-// The norms and whether there can be a step. By thread 0.
-template <Kind KIND>
-__device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<KIND>& scratch, const Totals& totals)
+__device__ __forceinline__ bool is_valid(const RfdGroup& group)
 {
-    const double grad_scale = grad_scale_of(launch.step), unit = power_of_two(totals.exponent);
-    Decision& decision = scratch.decision;
-    scratch.scaled_sigma = sqrt(totals.sigma) * unit;
-    decision.grad_norm = sqrt(totals.euclidean) * unit / grad_scale;
-    decision.sigma_norm = scratch.scaled_sigma / grad_scale;
-    if (!totals.finite) {
-        decision.reason = RFD_REASON_NON_FINITE_GRADIENT;
-    } else if (!scratch.valid) {
-        decision.reason = RFD_REASON_INVALID_OPTION;
-    } else if (!is_finite(decision.loss)) {
-        decision.reason = RFD_REASON_NON_FINITE_LOSS;
-    } else if (!not_negative(decision.sigma_norm)) {
-        decision.reason = RFD_REASON_NON_FINITE_GRADIENT;
-    } else if (decision.sigma_norm == 0.0) {
-        decision.reason = RFD_REASON_ZERO_GRADIENT;
-    } else {
-        // Above μ the step is the one at μ.
-        const double loss = fmin(decision.loss, launch.step.model.mean);
-        scratch.forces = forces_of(launch.step.model, loss, decision.sigma_norm,
-                                   settings_of(launch.step).inv_batch_size);
-    }
+    // The factor's square enters the norm: it has to be a normal number.
+    const double square = group.length_scale_factor * group.length_scale_factor;
+    return group.length_scale_factor > 0.0 && square >= power_of_two(-1022) && is_finite(square) &&
+           not_negative(group.multiplier) && not_negative(group.weight_decay) && group.velocity_decay >= 0.0 &&
+           group.velocity_decay < 1.0;
 }
 
-// The rates that follow from a step of u length scales. By thread 0.
-template <Kind KIND>
-__device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<KIND>& scratch, double u)
+__device__ __forceinline__ bool is_valid(const RfdSettings& settings, double grad_scale)
 {
-    const RfdSettings& settings = settings_of(launch.step);
-    Decision& decision = scratch.decision;
-    const double step_size = fmin(launch.step.model.length_scale * u, RFD_F64_MAX) * settings.multiplier;
-    const double n = scratch.scaled_sigma;
-    const int exponent = exponent_of(n);
-    const bool comfortable = exponent <= RFD_COMFORTABLE_EXPONENT && -exponent <= RFD_COMFORTABLE_EXPONENT;
-    // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
-    const int opposite = exponent > 126 ? -126 : exponent < -126 ? 126 : -exponent;
-    decision.step_size = fmin(step_size, fmin(settings.max_step_size, RFD_F64_MAX));
-    decision.prescale = comfortable ? 1.0 : power_of_two(opposite);
-    decision.learning_rate = fmin(decision.step_size / decision.sigma_norm, RFD_F64_MAX);
-    decision.prescaled_rate = decision.step_size / (n * decision.prescale);
+    return not_negative(settings.multiplier) && settings.max_step_size > 0.0 && grad_scale > 0.0 &&
+           is_finite(grad_scale);
 }
 
-// RFD as published.
+// Whether everything that lies on the device and may have changed since the launch was prepared is in its
+// domain. The answer is the block's.
 template <Kind KIND>
-__device__ __forceinline__ void decide_as_published(const Launch& launch, DecisionScratch<KIND>& scratch,
-                                                    const Totals& totals)
+__device__ __forceinline__ bool settings_are_valid(const Launch& launch)
 {
     const RfdStep& step = launch.step;
-    const RfdModel& model = step.model;
-    Decision& decision = scratch.decision;
-    if (threadIdx.x == 0) {
-        observe<KIND>(launch, scratch, totals);
+    bool valid = (KIND != Kind::generic || is_method(step.method)) &&
+                 is_valid(settings_of(step), grad_scale_of(step)) && method_accepts<KIND>(step);
+    for (uint32_t i = threadIdx.x; i < step.group_count; i += RFD_THREADS) {
+        const RfdGroup& group = launch.group(i);
+        valid = valid && is_valid(group) && method_accepts<KIND>(step, group);
     }
-    double u = 0.0;
-    const bool cautious = KIND == Kind::generic && model.quantile > 0.0;
-    if constexpr (KIND == Kind::generic) {
-        __syncthreads();
-        if (cautious && decision.reason == RFD_REASON_APPLIED) {
-            const Objective objective(model, scratch.forces, settings_of(step).inv_batch_size);
-            u = conservative_step(objective, scratch.search);
-        }
+    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
+        // Momentum that was switched on without a buffer for the velocity.
+        const RfdTensor& tensor = launch.tensors[k];
+        valid = valid && (tensor.velocity != 0 || launch.group(tensor.group).velocity_decay == 0.0 ||
+                          launch.chunks_of(k) == 0);
     }
-    if (threadIdx.x == 0 && decision.reason == RFD_REASON_APPLIED) {
-        const bool at_mean = decision.loss >= model.mean;
-        decision.theta = at_mean ? RFD_F64_INFINITY : scratch.forces.theta;
-        if (!cautious) {
-            u = at_mean ? model.plateau : step_of_mode(model, scratch.forces);
-        }
-        conclude<KIND>(launch, scratch, u);
-    }
-    __syncthreads();
-    bool fits = true;
-    for (uint32_t i = threadIdx.x; i < step.group_count; i += RFD_LANES) {
-        fits = fits && fits_velocities(decision, launch.group(i), 1.0);
-    }
-    refuse_unless(fits, decision);
+    return __syncthreads_and(valid) != 0;
 }
 
-// After inspect; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after a rescue.
+// Reads all that a step depends on beside tensors. Called before the sums are there: to have the waiting over
+// by then, and because behind the barrier the first block counts this step.
+template <Kind KIND>
+RFD_SHARED_CODE void load_settings(const Launch launch, DecisionScratch<KIND>& scratch)
+{
+    const bool valid = settings_are_valid<KIND>(launch);
+    if (threadIdx.x == 0) {
+        scratch.valid = valid;
+        scratch.decision = Decision{};
+        scratch.decision.loss = loss_of(launch.step);
+        scratch.decision.unscale = 1.0 / grad_scale_of(launch.step);
+        scratch.decision.applied = reinterpret_cast<const volatile RfdStatus*>(launch.step.status)->applied;
+        scratch.decision.outcome = found_inf(launch.step) ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
+    }
+}
+
+// Folds the sums of all tensors.
+template <Kind KIND>
+__device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionScratch<KIND>& scratch, int exponent)
+{
+    const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
+    double euclidean = 0.0, sigma = 0.0;
+    bool finite = true;
+    for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
+        // Without chunks nothing was summed; what lies there is old.
+        const double sum = launch.chunks_of(k) > 0 ? __ldcg(sums + k) : 0.0;
+        const RfdTensor& tensor = launch.tensors[k];
+        finite = finite && is_finite(sum);
+        if (tensor.flags & RFD_TENSOR_COUNTS) {
+            const double factor = launch.group(tensor.group).length_scale_factor;
+            euclidean += sum;
+            sigma += factor * factor * sum;
+        }
+    }
+    euclidean = warp_tree(euclidean);
+    sigma = warp_tree(sigma);
+    if (threadIdx.x % 32 == 0) {
+        scratch.euclidean[threadIdx.x / 32] = euclidean;
+        scratch.sigma[threadIdx.x / 32] = sigma;
+    }
+    finite = __syncthreads_and(finite) != 0;
+    return {join_groups(scratch.euclidean), join_groups(scratch.sigma), exponent, finite};
+}
+
+// After load_settings; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after
+// rescaling.
 template <Kind KIND>
 RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<KIND>& scratch, int exponent)
 {
     const RfdStep& step = launch.step;
     __syncthreads();
-    if (scratch.decision.reason == RFD_REASON_FOUND_INF) {
+    if (scratch.decision.outcome == RFD_OUTCOME_FOUND_INF) {
         return;
     }
     Totals totals;
     if (KIND != Kind::averaged && step.given_norm != 0) {
         const RfdSquaredNorm& given = *reinterpret_cast<const RfdSquaredNorm*>(step.given_norm);
         totals = {given.euclidean, given.sigma, 0, true};
+        // All have read the outcome before one of them writes it.
+        __syncthreads();
     } else {
         totals = total_squares<KIND>(launch, scratch, exponent);
     }
-    if (is_adaptive<KIND>(step)) {
-        decide_adaptively<KIND>(launch, scratch, totals);
-    } else if constexpr (KIND != Kind::averaged) {
-        decide_as_published<KIND>(launch, scratch, totals);
-    }
+    decide_by_method<KIND>(launch, scratch, totals);
 }
 
-// Counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on how to read
-// them). By one thread of the launch, when no block needs the old counts any more.
+// Counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on
+// how to read them). By one thread of the launch, when no block needs the old counts any more.
 RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& decision)
 {
     volatile RfdStatus* status = reinterpret_cast<volatile RfdStatus*>(step.status);
     volatile RfdStatus* mirror = step.mirror != 0 ? reinterpret_cast<volatile RfdStatus*>(step.mirror) : status;
-    const uint64_t counts = decision.reason == RFD_REASON_APPLIED ? 1 : 0;
+    const uint64_t counts = decision.outcome == RFD_OUTCOME_APPLIED ? 1 : 0;
     const uint64_t applied = decision.applied + counts, skipped = status->skipped + (1 - counts);
     volatile RfdStatus* copies[] = {status, mirror};
     for (volatile RfdStatus* copy : copies) {
@@ -131,7 +126,7 @@ RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& de
         copy->theta = decision.theta;
         copy->step_size = decision.step_size;
         copy->learning_rate = decision.learning_rate;
-        copy->reason = decision.reason;
+        copy->outcome = decision.outcome;
     }
     __threadfence_system();
     for (volatile RfdStatus* copy : copies) {

@@ -1,5 +1,5 @@
-// Number formats: elements in memory become the format that is computed in (f32, or f64 where parameter or gradient is
-// f64), and back.
+// Number formats: elements in memory become the format that is computed in (f32, or f64 where parameter or
+// gradient is f64), and back.
 #pragma once
 
 #include "platform.cuh"
@@ -18,7 +18,8 @@ enum class Reuse { later, never };
 template <class Word, Reuse REUSE>
 __device__ __forceinline__ Word read_word(const Word* from)
 {
-    // Past the first-level cache, where nothing is ever found again; "streaming" lines are the first to leave the second.
+    // Past the first-level cache, where nothing is ever found again; "streaming" lines are the first to leave
+    // the second.
     return REUSE == Reuse::later ? __ldcg(from) : __ldcs(from);
 }
 
@@ -72,8 +73,8 @@ __device__ __forceinline__ void write(const Raw (&x)[N], uint64_t address, const
     }
 }
 
-// Elements of the given format as T, exactly; those that don't exist are 0. Where `format` is a constant, only its
-// branch is compiled.
+// Elements of the given format as T, exactly; those that don't exist are 0. Where `format` is a constant,
+// only its branch is compiled.
 template <Reuse REUSE, class T, int N>
 __device__ __forceinline__ void load(T (&x)[N], int format, uint64_t address, const Unit& unit)
 {
@@ -124,8 +125,8 @@ __device__ __forceinline__ void store(const T (&x)[N], int format, uint64_t addr
     write(half, address, unit);
 }
 
-// A scalar in the format that is computed in: to nearest, beyond its largest number to that number, so that 0 times it
-// stays 0. A NaN stays.
+// A scalar in the format that is computed in: to nearest, beyond its largest number to that number, so that 0
+// times it stays 0. A NaN stays.
 template <class T>
 __device__ __forceinline__ T narrowed(double x)
 {

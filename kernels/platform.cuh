@@ -51,8 +51,8 @@ __device__ __forceinline__ unsigned short narrow_f16(float x)
 
 #define RFD_FULL_WARP 0xFFFFFFFFu
 
-// What runs once a launch, or once in many chunks, is a function that all kernels share: inlined everywhere it would be
-// most of the PTX, which drivers compile when the program starts.
+// What runs once a launch, or once in many chunks, is a function that all kernels share: inlined everywhere
+// it would be most of the PTX, which drivers compile when the program starts.
 #define RFD_SHARED_CODE __device__ __noinline__
 
 __device__ __forceinline__ bool is_finite(double x)

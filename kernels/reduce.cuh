@@ -1,11 +1,11 @@
-// The norm pass: every block sums its chunks; whoever completes a segment or a tensor folds it. After it, and a barrier,
-// every block finds the sums of all tensors.
+// The norm pass: every block sums its chunks; whoever completes a segment or a tensor folds it. After it, and
+// a barrier, every block finds the sums of all tensors.
 #pragma once
 
 #include "sums.cuh"
 
-// Chunks whose sums are joined at a time, by one warp, a lane each. Within a batch warps run ahead of one another, so that
-// some load while others add.
+// Chunks whose sums are joined at a time, by one warp, a lane each. Within a batch warps run ahead of one
+// another, so that some load while others add.
 #define RFD_BATCH 32
 
 template <Kind KIND>
@@ -21,21 +21,6 @@ struct Batch {
     uint32_t count;
     int buffer;
 };
-
-__device__ __forceinline__ double* chunk_sums(const RfdStep& step, int sum)
-{
-    return reinterpret_cast<double*>(step.chunk_sums) + sum * step.chunks;
-}
-
-__device__ __forceinline__ double* segment_sums(const RfdStep& step, int sum)
-{
-    return reinterpret_cast<double*>(step.segment_sums) + static_cast<uint64_t>(sum) * step.segments;
-}
-
-__device__ __forceinline__ double* tensor_sums(const RfdStep& step, int sum)
-{
-    return reinterpret_cast<double*>(step.tensor_sums) + static_cast<uint64_t>(sum) * step.tensor_count;
-}
 
 // Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again.
 __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uint32_t count, uint32_t all)
@@ -58,10 +43,11 @@ __device__ __forceinline__ int sums_of_tensor(const RfdStep& step, const RfdTens
     if constexpr (KIND != Kind::generic) {
         return sums_of(KIND);
     }
-    return tensor.flags & RFD_TENSOR_LOCK ? 4 : step.adaptive.averaging > 0.0 ? 2 : 1;
+    return tensor.flags & RFD_TENSOR_LOCK ? 4 : averaging_of<KIND>(step) > 0.0 ? 2 : 1;
 }
 
-// Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any scale.
+// Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any
+// scale.
 template <Kind KIND>
 __device__ __forceinline__ double scaled_squares(double sum, const RfdTensor& tensor, double scale)
 {
@@ -108,7 +94,7 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
 
 // Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
 template <Kind KIND>
-RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<KIND>& scratch, const Batch batch, double scale)
+RFD_SHARED_CODE void finalize(const Launch launch, const NormScratch<KIND>& scratch, const Batch batch, double scale)
 {
     const RfdStep& step = launch.step;
     const uint32_t lane = threadIdx.x;
@@ -126,7 +112,7 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<KIND>& scratc
             double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
             sum = n == RFD_SUM_SQUARES ? scaled_squares<KIND>(sum, tensor, scale) : sum;
             // d is minus the new velocity.
-            const bool negative = n == RFD_SUM_PRODUCT && launch.group(tensor.group).momentum > 0.0;
+            const bool negative = n == RFD_SUM_PRODUCT && launch.group(tensor.group).velocity_decay > 0.0;
             (whole ? tensor_sums(step, n) : chunk_sums(step, n))[place] = (negative ? -sum : sum) + 0.0;
         }
         segment = static_cast<uint32_t>((chunk - tensor.first_chunk) / RFD_CHUNKS_PER_SEGMENT);
@@ -156,13 +142,13 @@ RFD_SHARED_CODE void settle(const Launch launch, const NormScratch<KIND>& scratc
     }
 }
 
-// Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what the rescue of f64 asks for.
+// Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what rescaling f64 asks for.
 template <class I>
 __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     const uint32_t warp = threadIdx.x / 32;
-    const double unscale = I::KIND == Kind::published ? 1.0 : 1.0 / grad_scale_of(launch.step);
+    const double unscale = I::KIND == Kind::fitted ? 1.0 : 1.0 / grad_scale_of(launch.step);
     Batch batch{range.begin, 0, 0};
     for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
         const uint64_t left = range.end - batch.first;
@@ -173,7 +159,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::K
             const uint64_t chunk = batch.first + i;
             cursor.advance(launch, chunk);
             double sums[sums_of(I::KIND)];
-            const int count = lane_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale, unscale);
+            const int count = leaf_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale, unscale);
 #pragma unroll
             for (int n = 0; n < sums_of(I::KIND); ++n) {
                 if (n < count) {
@@ -189,7 +175,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::K
         }
         __syncthreads();
         if (warp == 0) {
-            settle<I::KIND>(launch, scratch, batch, scale);
+            finalize<I::KIND>(launch, scratch, batch, scale);
         }
     }
 }

@@ -1,12 +1,12 @@
 // A step of Random Function Descent: norms, step size and update of all tensors.
 //
-// As one cooperative launch, rfd_step_*. The same as launches one after the other: rfd_norm_*, for lists with f64
-// gradients rfd_rescue_max and rfd_rescue_norm, then rfd_update_* and rfd_status. In the split form for sharded training
-// rfd_total stands between: it writes what ranks add up, and the update reads the sum.
+// As one cooperative launch, rfd_step_*. The same as launches one after the other: rfd_norm_*, for lists with
+// f64 gradients rfd_rescale_max and rfd_rescale_norm, then rfd_update_* and rfd_status. In the split form for
+// sharded training rfd_total stands between: it writes what ranks add up, and the update reads the sum.
 //
 // 256 threads a block, any number of blocks: the bits of the result don't depend on it.
 
-#include "rescue.cuh"
+#include "rescale.cuh"
 #include "update.cuh"
 
 template <Kind KIND>
@@ -20,7 +20,7 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
 {
     auto& scratch = block_shared<Scratch<I::KIND>>();
     const Launch launch(step, table);
-    inspect<I::KIND>(launch, scratch.decision);
+    load_settings<I::KIND>(launch, scratch.decision);
     int exponent = 0;
     // A second time only where squares of f64 gradients overflow or underflow.
     for (bool again = !found_inf(step); again;) {
@@ -36,10 +36,10 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
     }
     decide<I::KIND>(launch, scratch.decision, exponent);
     const Decision& decision = scratch.decision.decision;
-    const bool applied = decision.reason == RFD_REASON_APPLIED;
+    const bool applied = decision.outcome == RFD_OUTCOME_APPLIED;
     if (blockIdx.x == 0) {
-        if (is_adaptive<I::KIND>(step) && applied) {
-            remember<I::KIND>(launch, scratch.decision);
+        if (applied) {
+            store_history<I::KIND>(launch, scratch.decision);
         }
         if (threadIdx.x == 0) {
             write_status(step, decision);
@@ -65,54 +65,54 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
 {
     auto& scratch = block_shared<DecisionScratch<I::KIND>>();
     const Launch launch(step, table);
-    inspect<I::KIND>(launch, scratch);
-    decide<I::KIND>(launch, scratch, is_generic<I>() ? rescue_exponent(read_largest(step)) : 0);
-    if (scratch.decision.reason == RFD_REASON_APPLIED) {
+    load_settings<I::KIND>(launch, scratch);
+    decide<I::KIND>(launch, scratch, is_generic<I>() ? rescale_exponent(read_largest(step)) : 0);
+    if (scratch.decision.outcome == RFD_OUTCOME_APPLIED) {
         update_pass<I>(launch, scratch.decision);
     }
 }
 
 #define RFD_KERNEL(NAME, BLOCKS)                                       \
-    extern "C" __global__ void __launch_bounds__(RFD_LANES, BLOCKS)    \
+    extern "C" __global__ void __launch_bounds__(RFD_THREADS, BLOCKS)    \
         NAME(RFD_PARAMETER(RfdStep) step, RFD_PARAMETER(RfdTable) table)
 
-#define RFD_DEFINE_INSTANCE(NAME, I)                                          \
-    RFD_KERNEL(rfd_step_##NAME, I::BLOCKS) { step_kernel<I>(step, table); }   \
-    RFD_KERNEL(rfd_norm_##NAME, I::BLOCKS) { norm_kernel<I>(step, table); }   \
-    RFD_KERNEL(rfd_update_##NAME, I::BLOCKS) { update_kernel<I>(step, table); }
+#define RFD_DEFINE_INSTANCE(NAME, ...)                                                                           \
+    RFD_KERNEL(rfd_step_##NAME, instance::NAME::BLOCKS) { step_kernel<instance::NAME>(step, table); }            \
+    RFD_KERNEL(rfd_norm_##NAME, instance::NAME::BLOCKS) { norm_kernel<instance::NAME>(step, table); }            \
+    RFD_KERNEL(rfd_update_##NAME, instance::NAME::BLOCKS) { update_kernel<instance::NAME>(step, table); }
 
 RFD_INSTANCES(RFD_DEFINE_INSTANCE)
 
 // After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
-RFD_KERNEL(rfd_rescue_max, InstanceGeneric::BLOCKS)
+RFD_KERNEL(rfd_rescale_max, instance::generic::BLOCKS)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const Launch launch(step, table);
-    if (!found_inf(step) && needs_rescue(launch, scratch)) {
+    if (!found_inf(step) && needs_rescale(launch, scratch)) {
         find_largest(launch);
     }
 }
 
-// After rfd_rescue_max: the sums again, if it found something.
-RFD_KERNEL(rfd_rescue_norm, InstanceGeneric::BLOCKS)
+// After rfd_rescale_max: the sums again, if it found something.
+RFD_KERNEL(rfd_rescale_norm, instance::generic::BLOCKS)
 {
     auto& scratch = block_shared<NormScratch<Kind::generic>>();
-    const int exponent = rescue_exponent(read_largest(step));
+    const int exponent = rescale_exponent(read_largest(step));
     if (exponent != 0) {
-        norm_pass<InstanceGeneric>(Launch(step, table), scratch, power_of_two(-exponent));
+        norm_pass<instance::generic>(Launch(step, table), scratch, power_of_two(-exponent));
     }
 }
 
-// One block, last of the separate launches: counts the step, which it decides again as the update did, and remembers what the
-// adaptive method needs of it.
+// One block, last of the separate launches: counts the step, which it decides again as the update did, and
+// remembers what the method needs of it.
 RFD_KERNEL(rfd_status, 1)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const Launch launch(step, table);
-    inspect<Kind::generic>(launch, scratch);
-    decide<Kind::generic>(launch, scratch, rescue_exponent(read_largest(step)));
-    if (is_adaptive<Kind::generic>(step) && scratch.decision.reason == RFD_REASON_APPLIED) {
-        remember<Kind::generic>(launch, scratch);
+    load_settings<Kind::generic>(launch, scratch);
+    decide<Kind::generic>(launch, scratch, rescale_exponent(read_largest(step)));
+    if (scratch.decision.outcome == RFD_OUTCOME_APPLIED) {
+        store_history<Kind::generic>(launch, scratch);
     }
     if (threadIdx.x == 0) {
         write_status(step, scratch.decision);
@@ -120,11 +120,12 @@ RFD_KERNEL(rfd_status, 1)
     }
 }
 
-// One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm` points.
+// One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm`
+// points.
 RFD_KERNEL(rfd_total, 1)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
-    const int exponent = rescue_exponent(read_largest(step));
+    const int exponent = rescale_exponent(read_largest(step));
     const Totals totals = total_squares<Kind::generic>(Launch(step, table), scratch, exponent);
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
@@ -138,17 +139,18 @@ RFD_KERNEL(rfd_total, 1)
 }
 
 // Fills master weights from the parameters they belong to.
-RFD_KERNEL(rfd_fill_masters, InstanceGeneric::BLOCKS)
+RFD_KERNEL(rfd_fill_masters, instance::generic::BLOCKS)
 {
     fill_masters(Launch(step, table));
 }
 
-// One block: writes tensors that are passed by value into a table on the device. So a list too long to be passed by value
-// gets there without memory of the host that would have to stay, also when the launch is captured.
+// One block: writes tensors that are passed by value into a table on the device. So a list too long to be
+// passed by value gets there without memory of the host that would have to stay, also when the launch is
+// captured.
 RFD_KERNEL(rfd_store_table, 1)
 {
     RfdTensor* to = reinterpret_cast<RfdTensor*>(step.tensors);
-    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_LANES) {
+    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
         to[k] = table.tensor[k];
     }
 }

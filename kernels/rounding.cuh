@@ -1,4 +1,5 @@
-// Rounding of f32 to f16 and bf16, to nearest or stochastically with bits of Philox4x32-10 (docs/summation.md).
+// Rounding of f32 to f16 and bf16, to nearest or stochastically with bits of Philox4x32-10
+// (docs/summation.md).
 #pragma once
 
 #include "platform.cuh"
@@ -62,7 +63,8 @@ __device__ __forceinline__ uint16_t stochastic_f16(float x, uint32_t random)
     return static_cast<uint16_t>(sign | ((carried >> 13) - ((127 - 15) << 10)));
 }
 
-// 128 random bits of 8 neighbouring elements, `octet` being the index of the first over 8: 16 each, lower half first.
+// 128 random bits of 8 neighbouring elements, `octet` being the index of the first over 8: 16 each, lower
+// half first.
 __device__ __forceinline__ uint4 philox(uint64_t octet, const Rounding& rounding)
 {
     uint32_t c0 = static_cast<uint32_t>(octet);
@@ -97,7 +99,8 @@ __device__ __forceinline__ void draw(uint32_t (&words)[N / 2], uint64_t first, c
         const uint4 high = philox(octet + 1, rounding);
         all[4] = high.x, all[5] = high.y, all[6] = high.z, all[7] = high.w;
     }
-    // A shift by the elements skipped, in steps of fixed length: an index that varies would put the words in memory.
+    // A shift by the elements skipped, in steps of fixed length: an index that varies would put the words in
+    // memory.
     if (skipped & 4) {
 #pragma unroll
         for (int i = 0; i < 6; ++i) {

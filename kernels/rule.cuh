@@ -1,7 +1,7 @@
 // The scalars of a tensor's update and the rule itself (docs/summation.md, sections 3 and 4).
 #pragma once
 
-#include "walk.cuh"
+#include "partition.cuh"
 
 // The step that all tensors share.
 struct Decision {
@@ -16,14 +16,14 @@ struct Decision {
     double unscale;  // 1 over the gradient scale
     double mean_variance;  // of the adaptive method: over the elements of all tensors that count
     uint64_t applied;  // steps before this one
-    uint32_t reason;
+    uint32_t outcome;
 };
 
 struct Scalars {
     double decay;
     double coefficient;
     double prescale;
-    double momentum;
+    double velocity_decay;
     double unscale;
 };
 
@@ -31,22 +31,22 @@ struct Scalars {
 __device__ __forceinline__ Scalars scalars_of(const Decision& decision, const RfdGroup& group, double scale)
 {
     const double factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
-    const double rate = group.momentum > 0.0 ? decision.learning_rate : decision.prescaled_rate;
+    const double rate = group.velocity_decay > 0.0 ? decision.learning_rate : decision.prescaled_rate;
     const double shrink = decision.learning_rate * group.multiplier * group.weight_decay;
-    return {fmax(1.0 - shrink, 0.0), rate * factor * scale, decision.prescale, group.momentum, decision.unscale};
+    return {fmax(1.0 - shrink, 0.0), rate * factor * scale, decision.prescale, group.velocity_decay, decision.unscale};
 }
 
 // Scalars in the format that is computed in.
 template <class T>
 struct Factors {
-    T decay, coefficient, prescale, momentum, unscale;
+    T decay, coefficient, prescale, velocity_decay, unscale;
 
     Factors() = default;
     __device__ __forceinline__ explicit Factors(const Scalars& s)
         : decay(narrowed<T>(s.decay)),
           coefficient(narrowed<T>(s.coefficient)),
           prescale(narrowed<T>(s.prescale)),
-          momentum(narrowed<T>(s.momentum)),
+          velocity_decay(narrowed<T>(s.velocity_decay)),
           unscale(narrowed<T>(s.unscale))
     {
     }
@@ -54,9 +54,9 @@ struct Factors {
 
 // The velocity after a step, as it is stored: in f64 for f64 parameters, else in f32.
 template <class T>
-__device__ __forceinline__ T next_velocity(T v, T g, T momentum, T unscale, int format)
+__device__ __forceinline__ T next_velocity(T v, T g, T velocity_decay, T unscale, int format)
 {
-    const T next = v * momentum - g * unscale;
+    const T next = v * velocity_decay - g * unscale;
     return format == RFD_DTYPE_F64 ? next : static_cast<T>(static_cast<float>(next));
 }
 
@@ -93,9 +93,9 @@ struct View {
 
 // Whether a tensor moves by its velocity.
 template <class I>
-__device__ __forceinline__ bool has_velocity(double momentum)
+__device__ __forceinline__ bool has_velocity(double velocity_decay)
 {
-    return I::MOMENTUM && momentum > 0.0;
+    return I::VELOCITY && velocity_decay > 0.0;
 }
 
 __device__ __forceinline__ double grad_scale_of(const RfdStep& step)

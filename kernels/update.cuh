@@ -3,7 +3,8 @@
 
 #include "decision.cuh"
 
-// Norm lock: scales the update so that the parameter keeps its norm; ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ + β²‖d‖².
+// Norm lock: scales the update so that the parameter keeps its norm; ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ +
+// β²‖d‖².
 __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index)
 {
     const double parameter = __ldcg(tensor_sums(step, RFD_SUM_PARAMETER) + index);
@@ -11,7 +12,7 @@ __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint
     const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + index);
     const double alpha = scalars.decay;
     const double beta =
-        scalars.momentum > 0.0 ? scalars.coefficient : scalars.coefficient * scalars.prescale;
+        scalars.velocity_decay > 0.0 ? scalars.coefficient : scalars.coefficient * scalars.prescale;
     const double moved = alpha * alpha * parameter - 2.0 * (alpha * beta) * product + beta * beta * direction;
     const double ratio = sqrt(parameter / moved);
     // Norm 0 before or after the step, or sums beyond the range of f64: there is nothing to scale back to.
@@ -32,14 +33,14 @@ struct Rule {
     __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
         const RfdTensor& tensor = cursor.tensor();
-        const double scale = is_adaptive<I::KIND>(launch.step) ? scale_of(launch, decision, cursor.index()) : 1.0;
+        const double scale = scale_of<I::KIND>(launch, decision, cursor.index());
         Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
         if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
             lock(scalars, launch.step, cursor.index());
         }
         single = Factors<float>(scalars);
         wide = Factors<double>(scalars);
-        moves = has_velocity<I>(scalars.momentum);
+        moves = has_velocity<I>(scalars.velocity_decay);
     }
 };
 
@@ -47,7 +48,7 @@ template <class I, class T, bool FULL>
 __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Factors<T>& by,
                                              bool moves, const Rounding& rounding)
 {
-    constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_LANES * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_THREADS * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
     const View<I> view(tensor);
 #pragma unroll 1
     for (int first = 0; first < ROWS; first += AT_ONCE) {
@@ -58,20 +59,20 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
             const Unit unit = unit_of<N, FULL>(chunk, first + i);
             load<Reuse::never>(p[i], view.param, view.weights, unit);
             load<Reuse::never>(g[i], view.grad, tensor.grad, unit);
-            if (I::MOMENTUM && moves) {
-                load<Reuse::never>(v[i], view.state(), tensor.momentum, unit);
+            if (I::VELOCITY && moves) {
+                load<Reuse::never>(v[i], view.state(), tensor.velocity, unit);
             }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             const Unit unit = unit_of<N, FULL>(chunk, first + i);
-            if (I::MOMENTUM && moves) {
+            if (I::VELOCITY && moves) {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
-                    v[i][j] = next_velocity(v[i][j], g[i][j], by.momentum, by.unscale, view.state());
+                    v[i][j] = next_velocity(v[i][j], g[i][j], by.velocity_decay, by.unscale, view.state());
                     p[i][j] = p[i][j] * by.decay + v[i][j] * by.coefficient;
                 }
-                store(v[i], view.state(), tensor.momentum, unit, to_nearest());
+                store(v[i], view.state(), tensor.velocity, unit, to_nearest());
             } else {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
@@ -104,7 +105,7 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const RfdTensor& tensor = cursor.tensor();
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
-        const uint64_t velocity = I::MOMENTUM && rule.moves ? tensor.momentum : 0;
+        const uint64_t velocity = I::VELOCITY && rule.moves ? tensor.velocity : 0;
         const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};

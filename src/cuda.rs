@@ -1,8 +1,8 @@
 //! CUDA devices.
 //!
-//! The driver is opened when it is first asked for: building and starting need no CUDA, and what is missing is an error
-//! that says so, also where this build has none. All work runs in the device's primary context, the one of CUDA's
-//! runtime, which is bound for the time of a call only; any thread may call.
+//! The driver is opened when it is first asked for: building and starting need no CUDA, and what is missing
+//! is an error that says so, also where this build has none. All work runs in the device's primary context,
+//! the one of CUDA's runtime, which is bound for the time of a call only; any thread may call.
 
 use std::fmt;
 
@@ -36,8 +36,8 @@ mod backend {
 /// The CUDA device with this number, as CUDA_VISIBLE_DEVICES counts.
 ///
 /// # Errors
-/// [`Error::Device`](crate::Error::Device) says what is missing (a build with CUDA, driver, device, compute capability) and
-/// what to do; never a panic.
+/// [`Error::Device`](crate::Error::Device) says what is missing (a build with CUDA, driver, device, compute
+/// capability) and what to do; never a panic.
 pub fn device(ordinal: usize) -> Result<Device> {
     backend::device(ordinal)
 }

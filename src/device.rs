@@ -1,7 +1,8 @@
 //! Devices that tensors can live on, and which one to use.
 //!
-//! A [`Device`] comes from [`cuda::device`](crate::cuda::device) or [`cuda::device_of`](crate::cuda::device_of);
-//! [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer) takes steps on it.
+//! A [`Device`] comes from [`cuda::device`](crate::cuda::device) or
+//! [`cuda::device_of`](crate::cuda::device_of); [`DeviceOptimizer`](crate::optimizer::DeviceOptimizer) takes
+//! steps on it.
 
 use std::fmt;
 

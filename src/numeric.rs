@@ -1,5 +1,5 @@
-//! Number helpers that the optimizer and its backends both use: powers of two, and the fixed order in which terms are
-//! added (`docs/summation.md`).
+//! Number helpers that the optimizer and its backends both use: powers of two, and the fixed order in which
+//! terms are added (`docs/summation.md`).
 
 /// Leaves of the tree that sums fold in.
 pub(crate) const LEAVES: usize = 256;
@@ -20,8 +20,8 @@ pub(crate) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// Σ of a list of any length: term i goes to leaf i mod 256, each leaf adds its terms in order, the leaves fold in the
-/// tree.
+/// Σ of a list of any length: term i goes to leaf i mod 256, each leaf adds its terms in order, the leaves
+/// fold in the tree.
 pub(crate) fn fold(terms: &[f64]) -> f64 {
     // What the tree makes of one term: most tensors have one chunk, most lists of segments one segment.
     if let [term] = terms {

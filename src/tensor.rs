@@ -52,7 +52,8 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// The elements of one parameter tensor, to be changed in place. Make one with `ParamMut::from(&mut values[..])`.
+/// The elements of one parameter tensor, to be changed in place. Make one with `ParamMut::from(&mut
+/// values[..])`.
 #[derive(Debug)]
 pub enum ParamMut<'a> {
     /// f32 elements.

@@ -325,11 +325,11 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             let address = unsafe { on_device.local_squared_norm(&tensors, stream).unwrap() };
             assert_same_norm(on_device.read_squared_norm(stream).unwrap(), norm);
-            // SAFETY: as above.
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step_with_norm(&tensors, address, &input, stream).unwrap() };
             on_cpu.step_with_norm(&mut params(&mut values), &refs, norm, &cpu_input).unwrap()
         } else {
-            // SAFETY: as above.
+            // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step(&tensors, &input, stream).unwrap() };
             on_cpu.step(&mut params(&mut values), &refs, &cpu_input).unwrap()
         };
@@ -682,13 +682,13 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
             assert_eq!(counts.launches, [kernel]);
             assert_eq!((counts.allocated, counts.copies, counts.waits), (0, 0, 0));
         }
-        // separate launches, with the rescue only where f64 gradients are
+        // separate launches, rescaling only where f64 gradients are
         let mut fixture = Fixture::new(&executor, &[300], DType::F64, plain());
         fixture.on_device.set_cooperative(false);
         shim.take_counts();
         fixture.step_device(2.0).unwrap();
         let expected =
-            ["rfd_norm_generic", "rfd_rescue_max", "rfd_rescue_norm", "rfd_update_generic", "rfd_status"];
+            ["rfd_norm_generic", "rfd_rescale_max", "rfd_rescale_norm", "rfd_update_generic", "rfd_status"];
         assert_eq!(shim.take_counts().launches, expected);
         let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
         shim.set_options(ShimOptions { refuses: true, ..ShimOptions::default() });
@@ -885,7 +885,7 @@ fn the_adaptive_method_has_no_split_form_and_no_other_settings() {
         let error = unsafe { fixture.on_device.local_squared_norm(&fixture.tensors, STREAM) }.unwrap_err();
         assert!(error.to_string().contains("adaptive"), "{error}");
         let input = RawInput::new(2.0);
-        // SAFETY: as above.
+        // SAFETY: refused before anything is read.
         let error = unsafe { fixture.on_device.step_with_norm(&fixture.tensors, 256, &input, STREAM) };
         assert!(error.unwrap_err().to_string().contains("adaptive"));
         let error = fixture.on_device.set_method(moving(0.5), STREAM).unwrap_err();

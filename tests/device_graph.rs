@@ -87,7 +87,7 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
     unsafe { on_device.init_master_weights(&addresses, stream).unwrap() };
     executor.device.synchronize(stream).unwrap();
     let graph = capture(raw, || {
-        // SAFETY: as above.
+        // SAFETY: all buffers live until the work on them is done.
         unsafe { on_device.step(&addresses, &input, stream).unwrap() };
     });
     // Some windows of the adaptive method.
@@ -115,9 +115,9 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
     // An eager step between, with other gradients' addresses; the next replay still uses its own.
     let other = Placed::new(&executor.device, &gradients, &mut random, stream);
     let eager = step_tensors(&placed, &other, &vec![Some(DType::BF16); lengths.len()]);
-    // SAFETY: as above.
+    // SAFETY: all buffers live until the work on them is done.
     unsafe { on_device.step(&eager, &input, stream).unwrap() };
-    // SAFETY: as above.
+    // SAFETY: all buffers live until the work on them is done.
     check(unsafe { sys::cuGraphLaunch(graph, raw) });
     for _ in 0..2 {
         let input = StepInput::new(loss_of(REPLAYS - 1));

@@ -722,8 +722,8 @@ fn of_dims(dims: u64) -> Model {
     Model::new(Family::SquaredExponential, Moments { dims, ..moments() }).unwrap()
 }
 
-/// Steps with length scales by tensor are the isotropic ones in coordinates y_k = x_k/f_k, where the gradient is f_k·g_k; with
-/// powers of two to the last bit.
+/// Steps with length scales by tensor are the isotropic ones in coordinates y_k = x_k/f_k, where the gradient
+/// is f_k·g_k; with powers of two to the last bit.
 #[test]
 fn length_scales_by_tensor_are_a_change_of_coordinates() {
     let sizes = [1, 31, 4097];

@@ -29,7 +29,15 @@ fn write(path: &Path, text: &[u8]) {
     fs::write(path, text).unwrap();
 }
 
+/// Makes a folder what another one is.
 fn copy(from: &Path, to: &Path) {
+    for old in fs::read_dir(to).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+        let kept = from.join(old.file_name().unwrap());
+        if kept.is_dir() != old.is_dir() || !kept.exists() {
+            let removed = if old.is_dir() { fs::remove_dir_all(&old) } else { fs::remove_file(&old) };
+            removed.unwrap();
+        }
+    }
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let to = to.join(entry.file_name());
         if entry.file_type().unwrap().is_dir() {

@@ -66,6 +66,7 @@ fn the_benchmark_of_a_device_that_is_not_there_says_so() {
     if json(&["doctor"])["choice"]["backend"] == "cuda" {
         let report = json(&["bench", "--device", "cuda", "--parameters", "100003"]);
         assert!(report["step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
+        assert!(report["adaptive_step_us"].as_f64().unwrap() > 0.0);
         return;
     }
     let refused = rfdescent(&["bench", "--device", "cuda"]).assert().code(1).stdout("");

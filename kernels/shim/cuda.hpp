@@ -1,5 +1,6 @@
-// CUDA as the kernels use it, on a CPU: threads of a block are fibers of one OS thread, blocks are OS threads. For tests;
-// slow, but every barrier, shuffle and atomic is a real one, and fibers run in an order that a seed shuffles.
+// CUDA as the kernels use it, on a CPU: threads of a block are fibers of one OS thread, blocks are OS
+// threads. For tests; slow, but every barrier, shuffle and atomic is a real one, and fibers run in an order
+// that a seed shuffles.
 #pragma once
 
 #include <atomic>
@@ -80,7 +81,8 @@ inline unsigned long long atomicMax(unsigned long long* to, unsigned long long x
     return old;
 }
 
-// By memcpy, as floats lie in memory what is read as words; a misaligned address is an error here as on a GPU.
+// By memcpy, as floats lie in memory what is read as words; a misaligned address is an error here as on a
+// GPU.
 template <class T>
 T read_aligned(const T* from)
 {

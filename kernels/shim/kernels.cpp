@@ -13,11 +13,10 @@ struct Entry {
 };
 
 #define RFD_ENTRY(NAME) {#NAME, NAME},
-#define RFD_ENTRIES_OF_INSTANCE(NAME, I) RFD_ENTRY(rfd_step_##NAME) RFD_ENTRY(rfd_norm_##NAME) RFD_ENTRY(rfd_update_##NAME)
+#define RFD_ENTRIES(NAME, ...) RFD_ENTRY(rfd_step_##NAME) RFD_ENTRY(rfd_norm_##NAME) RFD_ENTRY(rfd_update_##NAME)
+#define RFD_SINGLE_ENTRY(NAME) RFD_ENTRY(rfd_##NAME)
 
-const Entry ENTRIES[] = {RFD_INSTANCES(RFD_ENTRIES_OF_INSTANCE) RFD_ENTRY(rfd_rescue_max) RFD_ENTRY(rfd_rescue_norm)
-                             RFD_ENTRY(rfd_status) RFD_ENTRY(rfd_total) RFD_ENTRY(rfd_fill_masters)
-                             RFD_ENTRY(rfd_store_table)};
+const Entry ENTRIES[] = {RFD_INSTANCES(RFD_ENTRIES) RFD_SINGLE_KERNELS(RFD_SINGLE_ENTRY)};
 
 std::atomic<uint64_t> seed;
 

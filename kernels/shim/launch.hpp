@@ -25,8 +25,8 @@ void launch(Job job, bool cooperative);
 
 extern "C" {
 
-// Runs a kernel to its end. 0, or 1 for an unknown name, 2 for a grid that is refused: empty, or larger than the 8 blocks
-// that a cooperative launch may have.
+// Runs a kernel to its end. 0, or 1 for an unknown name, 2 for a grid that is refused: empty, or larger than
+// the 8 blocks that a cooperative launch may have.
 int rfd_shim_launch(const char* kernel, int cooperative, unsigned grid, const RfdStep* step, const RfdTable* table);
 
 // Decides in which order fibers and blocks run from now on.

@@ -1,6 +1,6 @@
-// Runs random lists of tensors on the shim and compares with a naive program for docs/summation.md, bit for bit: as one
-// launch and as separate ones, with the lean instance where there is one and with the generic one, on grids of any size.
-// Usage: selftest [cases] [first seed]
+// Runs random lists of tensors on the shim and compares with a naive program for docs/summation.md, bit for
+// bit: as one launch and as separate ones, with the lean instance where there is one and with the generic
+// one, on grids of any size. Usage: selftest [cases] [first seed]
 
 #include <bit>
 #include <chrono>
@@ -107,7 +107,8 @@ struct Buffer {
         return format == RFD_DTYPE_F16 ? from_f16(h) : std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
     }
 
-    // Of the two neighbours the nearer, the even one of equally near ones: by search, to share nothing with the kernels.
+    // Of the two neighbours the nearer, the even one of equally near ones: by search, to share nothing with
+    // the kernels.
     uint16_t nearest_half(float x) const
     {
         const uint16_t infinity = format == RFD_DTYPE_F16 ? 0x7C00 : 0x7F80;
@@ -259,14 +260,14 @@ uint16_t stochastic_half(const Buffer& b, float x, uint32_t r)
     return sign | static_cast<uint16_t>(low + up);
 }
 
-uint64_t rescues = 0;
+uint64_t rescales = 0;
 
 RfdStatus naive_step(Case& c)
 {
     RfdStatus status{};
     status.applied = c.applied;
     status.loss = c.loss;
-    status.reason = RFD_REASON_FOUND_INF;
+    status.outcome = RFD_OUTCOME_FOUND_INF;
     if (c.found_inf != 0) return status;
     std::vector<double> plain, counted, weighted;
     int exponent = 0;
@@ -290,7 +291,7 @@ RfdStatus naive_step(Case& c)
         }
         if (largest > 0 && std::isfinite(largest)) {
             exponent = std::min(1022, std::max(-1022, std::ilogb(largest)));
-            ++rescues;
+            ++rescales;
             all_sums();
         }
     }
@@ -304,13 +305,13 @@ RfdStatus naive_step(Case& c)
     const double scaled = std::sqrt(fold(weighted)) * std::ldexp(1, exponent);
     status.grad_norm = std::sqrt(fold(counted)) * std::ldexp(1, exponent) / c.grad_scale;
     status.sigma_norm = scaled / c.grad_scale;
-    status.reason = !finite                                ? RFD_REASON_NON_FINITE_GRADIENT
-                    : !(c.settings.multiplier >= 0)        ? RFD_REASON_INVALID_OPTION
-                    : !std::isfinite(c.loss)               ? RFD_REASON_NON_FINITE_LOSS
-                    : !std::isfinite(status.sigma_norm)    ? RFD_REASON_NON_FINITE_GRADIENT
-                    : status.sigma_norm == 0               ? RFD_REASON_ZERO_GRADIENT
-                                                           : RFD_REASON_APPLIED;
-    if (status.reason != RFD_REASON_APPLIED) return status;
+    status.outcome = !finite                                ? RFD_OUTCOME_NON_FINITE_GRADIENT
+                    : !(c.settings.multiplier >= 0)        ? RFD_OUTCOME_INVALID_OPTION
+                    : !std::isfinite(c.loss)               ? RFD_OUTCOME_NON_FINITE_LOSS
+                    : !std::isfinite(status.sigma_norm)    ? RFD_OUTCOME_NON_FINITE_GRADIENT
+                    : status.sigma_norm == 0               ? RFD_OUTCOME_ZERO_GRADIENT
+                                                           : RFD_OUTCOME_APPLIED;
+    if (status.outcome != RFD_OUTCOME_APPLIED) return status;
     // The squared exponential, with numbers far from the ends of the range.
     const RfdModel& m = c.model;
     const double ib = c.settings.inv_batch_size;
@@ -340,9 +341,9 @@ RfdStatus naive_step(Case& c)
     status.learning_rate = std::min(status.step_size / status.sigma_norm, 1.7976931348623157e308);
     for (const RfdGroup& g : c.groups) {
         const double largest = 3.4028234663852886e38, factor = g.multiplier * (g.length_scale_factor * g.length_scale_factor);
-        const bool fits = status.grad_norm <= largest * (1 - g.momentum) && status.learning_rate * factor <= largest;
-        if (g.momentum > 0 && !fits) {
-            status.reason = RFD_REASON_OUT_OF_RANGE;
+        const bool fits = status.grad_norm <= largest * (1 - g.velocity_decay) && status.learning_rate * factor <= largest;
+        if (g.velocity_decay > 0 && !fits) {
+            status.outcome = RFD_OUTCOME_OUT_OF_RANGE;
             status.theta = status.step_size = status.learning_rate = 0;
             return status;
         }
@@ -353,14 +354,14 @@ RfdStatus naive_step(Case& c)
         Tensor& t = c.tensors[k];
         if (!t.has_grad) continue;
         const RfdGroup& g = c.groups[t.group];
-        const bool moves = g.momentum > 0;
+        const bool moves = g.velocity_decay > 0;
         Buffer& w = t.has_master ? t.master : t.param;
         const bool wide = w.format == RFD_DTYPE_F64 || t.grad.format == RFD_DTYPE_F64;
         const double factor = g.multiplier * (g.length_scale_factor * g.length_scale_factor);
         double coefficient = (moves ? status.learning_rate : status.step_size / (scaled * prescale)) * factor;
         double decay = std::fmax(1 - status.learning_rate * g.multiplier * g.weight_decay, 0);
         auto velocity = [&](size_t i) {
-            const double mv = rounded(wide, t.momentum.get(i) * to(wide, g.momentum));
+            const double mv = rounded(wide, t.momentum.get(i) * to(wide, g.velocity_decay));
             const double ug = rounded(wide, t.grad.get(i) * to(wide, 1.0 / c.grad_scale));
             return rounded(t.momentum.format == RFD_DTYPE_F64, rounded(wide, mv - ug));
         };
@@ -409,27 +410,26 @@ struct Workspace {
     RfdStatus status{}, mirror{};
     std::vector<double> chunk_sums, segment_sums, tensor_sums;
     std::vector<uint32_t> segment_done, tensor_done;
-    double rescue = 0;
+    double largest_grad = 0;
 
     Workspace(Case& c, bool long_table)
     {
         for (Tensor& t : c.tensors) {
             RfdTensor row{};
             row.param = t.param.address(), row.grad = t.has_grad ? t.grad.address() : 0;
-            row.momentum = t.has_momentum ? t.momentum.address() : 0;
+            row.velocity = t.has_momentum ? t.momentum.address() : 0;
             row.master = t.has_master ? t.master.address() : 0;
             row.len = t.param.len, row.offset = t.offset;
             row.first_chunk = step.chunks, row.first_segment = step.segments;
             row.group = t.group;
-            row.formats = static_cast<uint8_t>(t.param.format + 4 * t.grad.format);
+            row.formats = static_cast<uint8_t>(t.param.format | t.grad.format << 4);
             row.flags = static_cast<uint8_t>((t.counts ? RFD_TENSOR_COUNTS : 0) |
                                              (t.lock && t.param.len > 1 ? RFD_TENSOR_LOCK : 0));
             const uint64_t chunks = t.has_grad ? (t.param.len + 4095) / 4096 : 0;
             step.chunks += chunks, step.segments += static_cast<uint32_t>((chunks + 255) / 256);
             table.push_back(row);
         }
-        step.sums = 1;
-        for (const Tensor& t : c.tensors) step.sums = t.lock ? 4 : step.sums;
+        step.method = RFD_METHOD_FITTED;
         // What was there before must not matter.
         const double stale = NAN;
         chunk_sums.assign(step.chunks * 4 + 1, stale), segment_sums.assign(step.segments * 4 + 1, stale);
@@ -454,7 +454,7 @@ struct Workspace {
         step.tensor_sums = reinterpret_cast<uint64_t>(tensor_sums.data());
         step.segment_done = reinterpret_cast<uint64_t>(segment_done.data());
         step.tensor_done = reinterpret_cast<uint64_t>(tensor_done.data());
-        step.rescue = reinterpret_cast<uint64_t>(&rescue);
+        step.largest_grad = reinterpret_cast<uint64_t>(&largest_grad);
         step.seed = c.seed;
         step.stochastic = c.stochastic;
         status.applied = c.applied;
@@ -470,7 +470,7 @@ struct Workspace {
 
     bool at_rest() const
     {
-        bool rest = rescue == 0;
+        bool rest = largest_grad == 0;
         for (uint32_t done : segment_done) rest = rest && done == 0;
         for (uint32_t done : tensor_done) rest = rest && done == 0;
         return rest;
@@ -493,8 +493,8 @@ RfdStatus run_kernels(Case& c, const std::string& instance, Form form, unsigned 
     } else {
         w.launch("rfd_norm_" + instance, false, grid);
         if (instance == "generic") {
-            w.launch("rfd_rescue_max", false, grid);
-            w.launch("rfd_rescue_norm", false, grid);
+            w.launch("rfd_rescale_max", false, grid);
+            w.launch("rfd_rescale_norm", false, grid);
         }
         if (form == Form::split) {
             w.step.given_norm = reinterpret_cast<uint64_t>(&norm);
@@ -541,7 +541,7 @@ Case make(Random& random, std::string& lean)
         c.groups.push_back({std::exp2(between(random, -4, 4) * 0.3), chance(random, 0.5) ? 1.0 : 0.7,
                             any_momentum && chance(random, 0.8) ? 0.9 : 0.0, chance(random, 0.5) ? 0.0 : 0.1});
     }
-    // Gradients that need prescaling, and f64 ones that need a rescue.
+    // Gradients that need prescaling, and f64 ones that need rescaling.
     const bool extreme = chance(random, 0.3);
     const int extremes[] = {-600, -530, -100, 100, 520, 700};
     const double size = extreme ? std::exp2(extremes[between(random, 0, 5)]) : 1;
@@ -608,12 +608,12 @@ bool same(double a, double b)
 
 bool compare(const Case& expected, const RfdStatus& e, const Case& found, const RfdStatus& f, const std::string& what)
 {
-    bool ok = e.reason == f.reason && e.applied == f.applied && same(e.grad_norm, f.grad_norm) &&
+    bool ok = e.outcome == f.outcome && e.applied == f.applied && same(e.grad_norm, f.grad_norm) &&
               same(e.sigma_norm, f.sigma_norm) && same(e.theta, f.theta) && same(e.step_size, f.step_size) &&
               same(e.learning_rate, f.learning_rate);
     if (!ok) {
         std::printf("%s: status: reason %d %d, norm %a %a, sigma %a %a, theta %a %a, step %a %a\n", what.c_str(),
-                    (int)e.reason, (int)f.reason, e.grad_norm, f.grad_norm, e.sigma_norm, f.sigma_norm, e.theta, f.theta,
+                    (int)e.outcome, (int)f.outcome, e.grad_norm, f.grad_norm, e.sigma_norm, f.sigma_norm, e.theta, f.theta,
                     e.step_size, f.step_size);
     }
     for (size_t k = 0; k < expected.tensors.size(); ++k) {
@@ -645,18 +645,19 @@ int main(int argc, char** argv)
     const uint64_t cases = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 300;
     const uint64_t first = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
     const auto start = std::chrono::steady_clock::now();
-    uint64_t failures = 0, runs = 0, reasons[7] = {};
+    uint64_t failures = 0, runs = 0, outcomes[9] = {};
     for (uint64_t seed = first; seed < first + cases; ++seed) {
         Random random(seed);
         std::string lean;
         const Case original = make(random, lean);
         Case expected = original;
         const RfdStatus status = naive_step(expected);
-        ++reasons[status.reason];
+        ++outcomes[status.outcome];
         for (const std::string& instance : {lean, std::string("generic")}) {
             for (const Form form : {Form::fused, Form::separate, Form::split}) {
-                // A shard knows no norms of whole tensors; and squares that are handed out can't be rescued.
-                bool splits = status.reason != RFD_REASON_NON_FINITE_GRADIENT && status.reason != RFD_REASON_ZERO_GRADIENT &&
+                // A shard knows no norms of whole tensors; and squares that are handed out can't be formed
+                // again.
+                bool splits = status.outcome != RFD_OUTCOME_NON_FINITE_GRADIENT && status.outcome != RFD_OUTCOME_ZERO_GRADIENT &&
                               std::fabs(std::log2(status.sigma_norm)) < 400;
                 for (const Tensor& t : original.tensors) splits = splits && !t.lock;
                 if (form == Form::split && !splits) continue;
@@ -680,11 +681,11 @@ int main(int argc, char** argv)
         }
     }
     const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-    std::printf("%llu runs of %llu lists in %.1f s: %llu failures (%llu rescues; applied %llu, skipped %llu %llu %llu %llu "
+    std::printf("%llu runs of %llu lists in %.1f s: %llu failures (%llu rescales; applied %llu, skipped %llu %llu %llu %llu "
                 "%llu %llu)\n",
                 (unsigned long long)runs, (unsigned long long)cases, time.count(), (unsigned long long)failures,
-                (unsigned long long)rescues, (unsigned long long)reasons[0], (unsigned long long)reasons[1], (unsigned long long)reasons[2],
-                (unsigned long long)reasons[3], (unsigned long long)reasons[4], (unsigned long long)reasons[5],
-                (unsigned long long)reasons[6]);
+                (unsigned long long)rescales, (unsigned long long)outcomes[1], (unsigned long long)outcomes[2], (unsigned long long)outcomes[3],
+                (unsigned long long)outcomes[4], (unsigned long long)outcomes[5], (unsigned long long)outcomes[6],
+                (unsigned long long)outcomes[7]);
     return failures != 0;
 }

@@ -1,28 +1,37 @@
 // Made from kernels/abi.h by scripts/bindings; do not edit.
-pub const RFD_LANES: u32 = 256;
+pub const RFD_THREADS: u32 = 256;
 pub const RFD_COLUMNS: u32 = 1024;
 pub const RFD_ROWS: u32 = 4;
 pub const RFD_CHUNK: u32 = 4096;
 pub const RFD_CHUNKS_PER_SEGMENT: u32 = 256;
+pub const RFD_TINY_EXPONENT: i32 = -900;
+pub const RFD_COMFORTABLE_EXPONENT: u32 = 32;
 pub const RFD_DTYPE_F32: u32 = 0;
 pub const RFD_DTYPE_F64: u32 = 1;
 pub const RFD_DTYPE_F16: u32 = 2;
 pub const RFD_DTYPE_BF16: u32 = 3;
-pub const RFD_FAMILY_SQUARED_EXPONENTIAL: u32 = 0;
-pub const RFD_FAMILY_RATIONAL_QUADRATIC: u32 = 1;
-pub const RFD_FAMILY_MATERN32: u32 = 2;
-pub const RFD_FAMILY_MATERN52: u32 = 3;
+pub const RFD_METHOD_FITTED: u32 = 0;
+pub const RFD_METHOD_ADAPTIVE: u32 = 1;
+pub const RFD_SQRT_3: f64 = 1.7320508075688772;
+pub const RFD_SQRT_5: f64 = 2.23606797749979;
+pub const RFD_NEWTON_ITERATIONS: u32 = 5;
+pub const RFD_POINTS_PER_E: f64 = 10.0;
+pub const RFD_MARGIN: f64 = 0.001;
+pub const RFD_SHORTEST: f64 = 1e-300;
+pub const RFD_VANISHED: f64 = 10000.0;
+pub const RFD_ROOT_ITERATIONS: u32 = 120;
 pub const RFD_MODE_RFD: u32 = 0;
 pub const RFD_MODE_A_RFD: u32 = 1;
 pub const RFD_MODE_CLIPPED_A_RFD: u32 = 2;
-pub const RFD_REASON_APPLIED: u32 = 0;
-pub const RFD_REASON_FOUND_INF: u32 = 1;
-pub const RFD_REASON_NON_FINITE_LOSS: u32 = 2;
-pub const RFD_REASON_NON_FINITE_GRADIENT: u32 = 3;
-pub const RFD_REASON_ZERO_GRADIENT: u32 = 4;
-pub const RFD_REASON_INVALID_OPTION: u32 = 5;
-pub const RFD_REASON_OUT_OF_RANGE: u32 = 6;
-pub const RFD_REASON_LOSS_BELOW_BOUND: u32 = 7;
+pub const RFD_OUTCOME_NONE: u32 = 0;
+pub const RFD_OUTCOME_APPLIED: u32 = 1;
+pub const RFD_OUTCOME_FOUND_INF: u32 = 2;
+pub const RFD_OUTCOME_NON_FINITE_LOSS: u32 = 3;
+pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
+pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
+pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
+pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
+pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
 pub const RFD_TENSOR_COUNTS: u32 = 1;
 pub const RFD_TENSOR_LOCK: u32 = 2;
 pub const RFD_SUM_SQUARES: u32 = 0;
@@ -30,12 +39,17 @@ pub const RFD_SUM_DIRECTION: u32 = 1;
 pub const RFD_SUM_PARAMETER: u32 = 2;
 pub const RFD_SUM_PRODUCT: u32 = 3;
 pub const RFD_INLINE_TENSORS: u32 = 448;
+pub const RFD_FAMILY_SQUARED_EXPONENTIAL: RfdFamily = 0;
+pub const RFD_FAMILY_RATIONAL_QUADRATIC: RfdFamily = 1;
+pub const RFD_FAMILY_MATERN32: RfdFamily = 2;
+pub const RFD_FAMILY_MATERN52: RfdFamily = 3;
+pub type RfdFamily = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
 pub struct RfdTensor {
     pub param: u64,
     pub grad: u64,
-    pub momentum: u64,
+    pub velocity: u64,
     pub master: u64,
     pub len: u64,
     pub offset: u64,
@@ -51,7 +65,7 @@ const _: () = {
     ["Alignment of RfdTensor"][::core::mem::align_of::<RfdTensor>() - 8usize];
     ["Offset of field: RfdTensor::param"][::core::mem::offset_of!(RfdTensor, param) - 0usize];
     ["Offset of field: RfdTensor::grad"][::core::mem::offset_of!(RfdTensor, grad) - 8usize];
-    ["Offset of field: RfdTensor::momentum"][::core::mem::offset_of!(RfdTensor, momentum) - 16usize];
+    ["Offset of field: RfdTensor::velocity"][::core::mem::offset_of!(RfdTensor, velocity) - 16usize];
     ["Offset of field: RfdTensor::master"][::core::mem::offset_of!(RfdTensor, master) - 24usize];
     ["Offset of field: RfdTensor::len"][::core::mem::offset_of!(RfdTensor, len) - 32usize];
     ["Offset of field: RfdTensor::offset"][::core::mem::offset_of!(RfdTensor, offset) - 40usize];
@@ -67,7 +81,7 @@ const _: () = {
 pub struct RfdGroup {
     pub length_scale_factor: f64,
     pub multiplier: f64,
-    pub momentum: f64,
+    pub velocity_decay: f64,
     pub weight_decay: f64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -77,7 +91,8 @@ const _: () = {
     ["Offset of field: RfdGroup::length_scale_factor"]
         [::core::mem::offset_of!(RfdGroup, length_scale_factor) - 0usize];
     ["Offset of field: RfdGroup::multiplier"][::core::mem::offset_of!(RfdGroup, multiplier) - 8usize];
-    ["Offset of field: RfdGroup::momentum"][::core::mem::offset_of!(RfdGroup, momentum) - 16usize];
+    ["Offset of field: RfdGroup::velocity_decay"]
+        [::core::mem::offset_of!(RfdGroup, velocity_decay) - 16usize];
     ["Offset of field: RfdGroup::weight_decay"][::core::mem::offset_of!(RfdGroup, weight_decay) - 24usize];
 };
 #[repr(C)]
@@ -144,7 +159,7 @@ pub struct RfdStatus {
     pub theta: f64,
     pub step_size: f64,
     pub learning_rate: f64,
-    pub reason: u64,
+    pub outcome: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -160,7 +175,7 @@ const _: () = {
     ["Offset of field: RfdStatus::step_size"][::core::mem::offset_of!(RfdStatus, step_size) - 56usize];
     ["Offset of field: RfdStatus::learning_rate"]
         [::core::mem::offset_of!(RfdStatus, learning_rate) - 64usize];
-    ["Offset of field: RfdStatus::reason"][::core::mem::offset_of!(RfdStatus, reason) - 72usize];
+    ["Offset of field: RfdStatus::outcome"][::core::mem::offset_of!(RfdStatus, outcome) - 72usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -292,7 +307,7 @@ pub struct RfdStep {
     pub tensor_sums: u64,
     pub segment_done: u64,
     pub tensor_done: u64,
-    pub rescue: u64,
+    pub largest_grad: u64,
     pub chunks: u64,
     pub seed: u64,
     pub loss_value: f64,
@@ -301,7 +316,7 @@ pub struct RfdStep {
     pub group_count: u32,
     pub loss_dtype: u32,
     pub stochastic: u32,
-    pub sums: u32,
+    pub method: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -323,7 +338,7 @@ const _: () = {
     ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 288usize];
     ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 296usize];
     ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 304usize];
-    ["Offset of field: RfdStep::rescue"][::core::mem::offset_of!(RfdStep, rescue) - 312usize];
+    ["Offset of field: RfdStep::largest_grad"][::core::mem::offset_of!(RfdStep, largest_grad) - 312usize];
     ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 320usize];
     ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 328usize];
     ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 336usize];
@@ -332,7 +347,7 @@ const _: () = {
     ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 352usize];
     ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 356usize];
     ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 360usize];
-    ["Offset of field: RfdStep::sums"][::core::mem::offset_of!(RfdStep, sums) - 364usize];
+    ["Offset of field: RfdStep::method"][::core::mem::offset_of!(RfdStep, method) - 364usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq)]
@@ -354,3 +369,16 @@ impl Default for RfdTable {
         }
     }
 }
+macro_rules! each_struct { ($macro:ident) => { $macro! {
+RfdTensor { param, grad, velocity, master, len, offset, first_chunk, first_segment, group, formats, flags }
+RfdGroup { length_scale_factor, multiplier, velocity_decay, weight_decay }
+RfdSettings { multiplier, inv_batch_size, max_step_size }
+RfdModel { mean, variance, noise_variance, grad_variance, noise_grad_variance, length_scale, slope, plateau, beta, quantile, family, mode }
+RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, outcome }
+RfdSquaredNorm { euclidean, sigma }
+RfdHistory { loss, loss_rest, factor, last, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
+RfdTensorHistory { squares, squares_rest, average_rest }
+RfdAdaptive { history, averaging, loss_bound, decrease, noisy_decrease, variance_decay, smallest_variance, largest_variance, window, share, after_less, after_more, smallest_trust, ramp, tensorwise }
+RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, given_norm, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
+} }; }
+pub(crate) use each_struct;

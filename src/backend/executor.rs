@@ -5,9 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::abi::{RfdStep, RfdTable};
+use super::kernels::{ENTRIES, Entry};
+pub(crate) use super::kernels::{Instance, InstanceKind, Kernel};
 use crate::error::{Error, Result};
 
-/// A queue of work of a device: the raw handle that the framework uses, e.g. a `CUstream` or `cudaStream_t` as a number.
+/// A queue of work of a device: the raw handle that the framework uses, e.g. a `CUstream` or `cudaStream_t`
+/// as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(u64);
 
@@ -19,7 +22,8 @@ impl Stream {
     /// The default stream of the calling thread (handle 2).
     pub const PER_THREAD: Stream = Stream(2);
 
-    /// The stream with this handle, which must belong to the device's primary context, as those of CUDA's runtime do.
+    /// The stream with this handle, which must belong to the device's primary context, as those of CUDA's
+    /// runtime do.
     pub const fn from_raw(handle: u64) -> Self {
         Self(handle)
     }
@@ -30,126 +34,9 @@ impl Stream {
     }
 }
 
-/// Kernels come in lean instances for lists whose tensors are all alike and a generic one for everything else
-/// (`kernels/instances.cuh`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Instance {
-    F32,
-    F32Momentum,
-    F32Averaged,
-    Bf16Master,
-    Bf16MasterMomentum,
-    Bf16MasterAveraged,
-    Bf16,
-    F16Master,
-    Generic,
-}
-
-/// What the sums and the decision of kernels are made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A fitted model.
-    Fitted,
-    /// A fitted model with conservatism.
-    Conservative,
-    /// The adaptive method along the gradient.
-    Adaptive,
-    /// The adaptive method along the averaged gradient.
-    Averaged,
-}
-
-impl Kind {
-    /// Whether the decision needs the squared norm of each new velocity beside that of the gradient.
-    pub fn sums_directions(self) -> bool {
-        self == Kind::Averaged
-    }
-
-    /// Sums per chunk.
-    pub fn sums(self, norm_lock: bool) -> u32 {
-        match self {
-            _ if norm_lock => 4,
-            _ if self.sums_directions() => 2,
-            _ => 1,
-        }
-    }
-}
-
-/// A kernel, by its place in [`Kernel::NAMES`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Kernel(usize);
-
 impl Kernel {
-    /// Names of all kernels; three for each instance, in the order of [`Instance`].
-    pub const NAMES: [&CStr; 33] = [
-        c"rfd_step_f32",
-        c"rfd_norm_f32",
-        c"rfd_update_f32",
-        c"rfd_step_f32_momentum",
-        c"rfd_norm_f32_momentum",
-        c"rfd_update_f32_momentum",
-        c"rfd_step_f32_averaged",
-        c"rfd_norm_f32_averaged",
-        c"rfd_update_f32_averaged",
-        c"rfd_step_bf16_master",
-        c"rfd_norm_bf16_master",
-        c"rfd_update_bf16_master",
-        c"rfd_step_bf16_master_momentum",
-        c"rfd_norm_bf16_master_momentum",
-        c"rfd_update_bf16_master_momentum",
-        c"rfd_step_bf16_master_averaged",
-        c"rfd_norm_bf16_master_averaged",
-        c"rfd_update_bf16_master_averaged",
-        c"rfd_step_bf16",
-        c"rfd_norm_bf16",
-        c"rfd_update_bf16",
-        c"rfd_step_f16_master",
-        c"rfd_norm_f16_master",
-        c"rfd_update_f16_master",
-        c"rfd_step_generic",
-        c"rfd_norm_generic",
-        c"rfd_update_generic",
-        c"rfd_rescue_max",
-        c"rfd_rescue_norm",
-        c"rfd_total",
-        c"rfd_status",
-        c"rfd_fill_masters",
-        c"rfd_store_table",
-    ];
-    /// The largest |g| of f64 gradients, where the total asks for it.
-    pub const RESCUE_MAX: Kernel = Kernel(27);
-    /// All sums again, scaled, where the total asks for it.
-    pub const RESCUE_NORM: Kernel = Kernel(28);
-    /// Sums of tensors to the two squared norms of the split form; one block.
-    pub const TOTAL: Kernel = Kernel(29);
-    /// Counts the step after separate launches; one block.
-    pub const STATUS: Kernel = Kernel(30);
-    /// Parameters to master weights.
-    pub const FILL_MASTERS: Kernel = Kernel(31);
-    /// Writes the table that it is passed by value to `step.tensors`; one block.
-    pub const STORE_TABLE: Kernel = Kernel(32);
-
-    /// The whole step, one cooperative launch.
-    pub fn step(instance: Instance) -> Self {
-        Kernel(3 * instance as usize)
-    }
-
-    /// The sums alone.
-    pub fn norm(instance: Instance) -> Self {
-        Kernel(3 * instance as usize + 1)
-    }
-
-    /// Everything after the sums.
-    pub fn update(instance: Instance) -> Self {
-        Kernel(3 * instance as usize + 2)
-    }
-
-    #[cfg(feature = "cuda")]
-    pub fn index(self) -> usize {
-        self.0
-    }
-
     pub fn name(self) -> &'static CStr {
-        Self::NAMES[self.0]
+        Self::NAMES[self.index()]
     }
 }
 
@@ -159,7 +46,18 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// One launch of [`RFD_LANES`](super::abi::RFD_LANES) threads a block.
+impl Instance {
+    /// The lean instance for tensors that are all alike: of these formats, with or without master weights and
+    /// velocities. The generic one where there is none.
+    pub fn of(kind: InstanceKind, param: u32, grad: u32, master: bool, velocity: bool) -> Self {
+        let wanted = (kind, param, grad, master, velocity);
+        let fits =
+            |entry: &&Entry| (entry.kind, entry.param, entry.grad, entry.master, entry.velocity) == wanted;
+        ENTRIES.iter().find(fits).map_or(Instance::Generic, |entry| entry.instance)
+    }
+}
+
+/// One launch of [`RFD_THREADS`](super::abi::RFD_THREADS) threads a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch<'a> {
     pub kernel: Kernel,
@@ -196,7 +94,8 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// What the device is, for people.
     fn name(&self) -> String;
 
-    /// Device memory, 256-byte aligned; its zeros are there for every stream when the call returns. `bytes` > 0.
+    /// Device memory, 256-byte aligned; its zeros are there for every stream when the call returns. `bytes` >
+    /// 0.
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
     /// Gives back what [`Self::allocate`] gave, once all work queued before is done.
@@ -217,7 +116,8 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// Queues a copy from host memory.
     ///
     /// # Safety
-    /// Both ranges are valid for `bytes` bytes until the work on the stream is done, and no one else uses the device's.
+    /// Both ranges are valid for `bytes` bytes until the work on the stream is done, and no one else uses the
+    /// device's.
     unsafe fn copy_to_device(&self, to: u64, from: *const u8, bytes: usize, stream: Stream) -> Result<()>;
 
     /// Queues a copy to host memory.
@@ -226,10 +126,12 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// As [`Self::copy_to_device`], the host's range being the one that is written.
     unsafe fn copy_to_host(&self, to: *mut u8, from: u64, bytes: usize, stream: Stream) -> Result<()>;
 
-    /// Queues writing `count` equal words; the word is part of the command, so that it may be captured in a graph.
+    /// Queues writing `count` equal words; the word is part of the command, so that it may be captured in a
+    /// graph.
     ///
     /// # Safety
-    /// The range is valid for 4·`count` bytes, 4-byte aligned, and used by no one else until the work is done.
+    /// The range is valid for 4·`count` bytes, 4-byte aligned, and used by no one else until the work is
+    /// done.
     unsafe fn fill(&self, address: u64, word: u32, count: usize, stream: Stream) -> Result<()>;
 
     /// How many blocks of a kernel the device holds at a time.
@@ -241,8 +143,8 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// Queues a launch; `step` and `table` are copied.
     ///
     /// # Safety
-    /// All addresses in `step` and `table` are valid for what the kernel reads and writes until the work is done, and no
-    /// one else uses what it writes.
+    /// All addresses in `step` and `table` are valid for what the kernel reads and writes until the work is
+    /// done, and no one else uses what it writes.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: Stream) -> Result<Launched>;
 }
 

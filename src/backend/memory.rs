@@ -38,8 +38,8 @@ impl Range {
     }
 }
 
-/// Two of a list of ranges that share bytes although one of them is written: the later and the earlier one by its place in the
-/// list. `None` when there are no such. Ranges that are only read may overlap one another.
+/// Two of a list of ranges that share bytes although one of them is written: the later and the earlier one by
+/// its place in the list. `None` when there are no such. Ranges that are only read may overlap one another.
 pub(crate) fn overlap(ranges: &[Range], written: impl Fn(usize) -> bool) -> Option<(usize, usize)> {
     let mut order: Vec<usize> = (0..ranges.len()).filter(|&k| !ranges[k].is_empty()).collect();
     order.sort_unstable_by_key(|&k| (ranges[k].start, k));
@@ -61,8 +61,8 @@ pub(crate) fn overlap(ranges: &[Range], written: impl Fn(usize) -> bool) -> Opti
 /// Elements to update; an empty slice for none, wherever they are said to be.
 ///
 /// # Safety
-/// [`Range::new`] has accepted address, length and format; the memory is this process's, initialised, and used by no one else
-/// for `'a`.
+/// [`Range::new`] has accepted address, length and format; the memory is this process's, initialised, and
+/// used by no one else for `'a`.
 pub(crate) unsafe fn param_mut<'a>(address: u64, len: usize, dtype: DType) -> ParamMut<'a> {
     /// # Safety
     /// As the function around, for the format `T`.
@@ -71,8 +71,8 @@ pub(crate) unsafe fn param_mut<'a>(address: u64, len: usize, dtype: DType) -> Pa
             return &mut [];
         }
         let first = std::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: aligned and no larger than memory can be, says `Range::new`; every bit pattern is a number; the caller vouches
-        // for the rest.
+        // SAFETY: aligned and no larger than memory can be, says `Range::new`; every bit pattern is a number;
+        // the caller vouches for the rest.
         unsafe { std::slice::from_raw_parts_mut(first, len) }
     }
     // SAFETY: the caller's promise, for the format at hand.
@@ -98,8 +98,8 @@ pub(crate) unsafe fn grad_ref<'a>(address: u64, len: usize, dtype: DType) -> Gra
             return &[];
         }
         let first = std::ptr::with_exposed_provenance(address as usize);
-        // SAFETY: aligned and no larger than memory can be, says `Range::new`; every bit pattern is a number; the caller vouches
-        // for the rest.
+        // SAFETY: aligned and no larger than memory can be, says `Range::new`; every bit pattern is a number;
+        // the caller vouches for the rest.
         unsafe { std::slice::from_raw_parts(first, len) }
     }
     // SAFETY: the caller's promise, for the format at hand.

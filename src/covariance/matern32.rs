@@ -4,7 +4,7 @@ use super::special::exp_tail;
 use super::{Covariance, Profile, VANISHED};
 
 /// √3, correctly rounded.
-const SQRT_3: f64 = 1.732_050_807_568_877_2;
+pub(crate) const SQRT_3: f64 = 1.732_050_807_568_877_2;
 
 /// Matérn with ν = 3/2, C(h) = (1 + w)e⁻ʷ with w = √(6h) (paper, Eq. "matern model").
 #[derive(Clone, Copy, Debug, PartialEq)]

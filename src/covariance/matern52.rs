@@ -4,7 +4,7 @@ use super::special::exp_tail;
 use super::{Covariance, Profile, VANISHED};
 
 /// √5, correctly rounded.
-const SQRT_5: f64 = 2.236_067_977_499_79;
+pub(crate) const SQRT_5: f64 = 2.236_067_977_499_79;
 
 /// Matérn with ν = 5/2, C(h) = (1 + w + w²/3)e⁻ʷ with w = √(10h) (paper, Eq. "matern model").
 #[derive(Clone, Copy, Debug, PartialEq)]

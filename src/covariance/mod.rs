@@ -31,8 +31,17 @@ pub use rational_quadratic::RationalQuadratic;
 pub use rule::{NoStep, Observation, Step, StepMode, StepRule, validate_inv_batch_size};
 pub use squared_exponential::SquaredExponential;
 
+/// Numbers that the kernels have too; `optimizer::device` has the compiler check that they are the same.
+pub(crate) mod shared {
+    pub(crate) use super::VANISHED;
+    pub(crate) use super::matern32::SQRT_3;
+    pub(crate) use super::matern52::SQRT_5;
+    pub(crate) use super::rational_quadratic::NEWTON_ITERATIONS;
+    pub(crate) use super::search::{MARGIN, POINTS_PER_E, ROOT_ITERATIONS, SHORTEST};
+}
+
 /// Beyond this argument e⁻ˣ times any power of x that occurs here is exactly 0; capping x keeps ∞·0 away.
-const VANISHED: f64 = 1e4;
+pub(crate) const VANISHED: f64 = 1e4;
 
 /// A stationary isotropic covariance C, as a function of half the squared distance, h = ‖x − y‖²/2 (paper,
 /// section "A distribution over cost functions").

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 /// Newton iterations for the step size's root. From the quadratic's root, four reach rounding for every β and
 /// every ratio of gradient to cost; three leave up to 8e-10 (tests/covariance_reference.rs measures it). The
 /// fifth is reserve.
-const NEWTON_ITERATIONS: usize = 5;
+pub(crate) const NEWTON_ITERATIONS: usize = 5;
 
 /// Rational quadratic, C(h) = (1 + 2h/β)^(−β/2) with β > 0 (paper, Eq. "rational quadratic").
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,13 +5,17 @@ use super::{Covariance, Profile};
 
 /// Points of the grid per factor e: neighbouring ones differ by a tenth, less than any feature of a
 /// covariance.
-const POINTS_PER_E: f64 = 10.0;
+pub(crate) const POINTS_PER_E: f64 = 10.0;
 
 /// The grid starts this far below the shortest length at which the objective can turn.
-const MARGIN: f64 = 1e-3;
+pub(crate) const MARGIN: f64 = 1e-3;
 
 /// No step is looked for below; no length of a network's parameters gets there.
-const SHORTEST: f64 = 1e-300;
+pub(crate) const SHORTEST: f64 = 1e-300;
+
+/// Of [`root`]. A bracket of ratio e^0.1 takes some 50 bisections to shrink to rounding; interpolation needs
+/// about 6 steps.
+pub(crate) const ROOT_ITERATIONS: usize = 120;
 
 /// The mini-batch noise relative to the cost's own spread.
 #[derive(Clone, Copy, Debug)]
@@ -166,12 +170,9 @@ pub(super) fn plateau<C: Covariance + ?Sized>(covariance: &C) -> Option<f64> {
 /// quadratic interpolation where it is safe, bisection otherwise. It keeps to the bracket and halves it at
 /// least every other time.
 fn root(f: impl Fn(f64) -> f64, (a, fa): (f64, f64), (b, fb): (f64, f64)) -> f64 {
-    // A bracket of ratio e^0.1 takes some 50 bisections to shrink to rounding; interpolation needs about 6
-    // steps.
-    const MOST_ITERATIONS: usize = 120;
     let (mut x1, mut f1, mut x2, mut f2) = (b, fb, a, fa);
     let mut position = 0.5;
-    for _ in 0..MOST_ITERATIONS {
+    for _ in 0..ROOT_ITERATIONS {
         let x = x1 + position * (x2 - x1);
         let value = f(x);
         let (x3, f3);

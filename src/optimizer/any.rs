@@ -1,4 +1,5 @@
-//! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their own.
+//! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their
+//! own.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -18,8 +19,8 @@ use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::tensor::{GradRef, ParamMut};
 
-/// [`Optimizer`] or [`DeviceOptimizer`], with tensors given by address. On the host a step is done when the call returns, and
-/// the stream is [`Stream::DEFAULT`].
+/// [`Optimizer`] or [`DeviceOptimizer`], with tensors given by address. On the host a step is done when the
+/// call returns, and the stream is [`Stream::DEFAULT`].
 #[derive(Debug)]
 pub struct AnyOptimizer {
     place: Place,
@@ -140,12 +141,24 @@ impl AnyOptimizer {
         }
     }
 
+    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front ends
+    /// that say so earlier. Reads no tensor.
+    ///
+    /// # Errors
+    /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
+    pub fn check_tensors(&mut self, tensors: &[RawTensor]) -> Result<()> {
+        match &mut self.place {
+            Place::Host(host) => host.placement.check(&host.optimizer, tensors),
+            Place::Device(device) => device.check_tensors(tensors),
+        }
+    }
+
     /// One step; what it did, where that is known at once.
     ///
     /// # Safety
-    /// As [`DeviceOptimizer::step`]. On the host the addresses are those of this process's memory, exposed, initialised, and of
-    /// the length and format that specs and `tensors` say; parameters must not be used by others during the call, nor gradients
-    /// be written.
+    /// As [`DeviceOptimizer::step`]. On the host the addresses are those of this process's memory, exposed,
+    /// initialised, and of the length and format that specs and `tensors` say; parameters must not be used by
+    /// others during the call, nor gradients be written.
     ///
     /// # Errors
     /// As [`DeviceOptimizer::step`].
@@ -185,7 +198,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the two numbers are.
+    /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the
+    /// two numbers are.
     ///
     /// # Safety
     /// As [`AnyOptimizer::step`].
@@ -241,8 +255,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// Queues filling the master weights, see [`DeviceOptimizer::init_master_weights`]; on the host the first applied step makes
-    /// them.
+    /// Queues filling the master weights, see [`DeviceOptimizer::init_master_weights`]; on the host the first
+    /// applied step makes them.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::init_master_weights`].
@@ -257,7 +271,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// What the last step did, on a device the last one that it has finished; `None` before the first. Does not wait.
+    /// What the last step did, on a device the last one that it has finished; `None` before the first. Does
+    /// not wait.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel stopped half way.
@@ -370,16 +385,16 @@ impl OnHost {
         let list = || core.specs().zip(core.lens()).zip(tensors);
         let params = list()
             .map(|((spec, &len), tensor)| {
-                // SAFETY: `check` has accepted address, length and format, and found that nothing else of this step overlaps the
-                // parameter; the caller vouches for the rest.
+                // SAFETY: `check` has accepted address, length and format, and found that nothing else of
+                // this step overlaps the parameter; the caller vouches for the rest.
                 unsafe { memory::param_mut(tensor.param, len, spec.dtype) }
             })
             .collect();
         let grads = list()
             .map(|((_, &len), tensor)| match tensor.grad {
                 0 => GradRef::Missing,
-                // SAFETY: `check` has accepted address, length and format, and found that no parameter overlaps the gradient; the
-                // caller vouches for the rest.
+                // SAFETY: `check` has accepted address, length and format, and found that no parameter
+                // overlaps the gradient; the caller vouches for the rest.
                 grad => unsafe { memory::grad_ref(grad, len, tensor.grad_dtype) },
             })
             .collect();

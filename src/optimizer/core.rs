@@ -1,4 +1,5 @@
-//! What the optimizers on host and device have in common: method, options and tensors, with their checks and changes.
+//! What the optimizers on host and device have in common: method, options and tensors, with their checks and
+//! changes.
 
 use std::collections::HashSet;
 

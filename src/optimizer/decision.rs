@@ -1,8 +1,9 @@
-//! From norms and loss to the scalars of the update. Plain f64 arithmetic (add, multiply, divide, square root), in one
-//! fixed order, so that a GPU can repeat it bit for bit.
+//! From norms and loss to the scalars of the update. Plain f64 arithmetic (add, multiply, divide, square
+//! root), in one fixed order, so that a GPU can repeat it bit for bit.
 
 use super::options::Group;
 use super::report::StepInput;
+use crate::backend::abi::RFD_COMFORTABLE_EXPONENT;
 use crate::backend::cpu::{LockSums, UpdateScalars};
 use crate::numeric::{exponent_of, power_of_two};
 
@@ -55,8 +56,9 @@ pub(crate) struct Decision {
     grad_norm: f64,
 }
 
-/// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
-const COMFORTABLE_EXPONENT: i32 = 32;
+/// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of
+/// f32.
+const COMFORTABLE_EXPONENT: i32 = RFD_COMFORTABLE_EXPONENT as i32;
 
 impl Decision {
     /// A step along the gradient.
@@ -65,7 +67,8 @@ impl Decision {
         let prescale = if exponent.abs() <= COMFORTABLE_EXPONENT {
             1.0
         } else {
-            // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
+            // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then
+            // suffices.
             power_of_two((-exponent).clamp(-126, 126))
         };
         Self {
@@ -80,8 +83,8 @@ impl Decision {
         }
     }
 
-    /// A step along the averaged gradient, or along the gradient itself where nothing is averaged; `sigma_norm` is that of
-    /// the average.
+    /// A step along the averaged gradient, or along the gradient itself where nothing is averaged;
+    /// `sigma_norm` is that of the average.
     pub(super) fn along_average(
         step_size: f64,
         sigma_norm: f64,
@@ -102,7 +105,8 @@ impl Decision {
         }
     }
 
-    /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning rate.
+    /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning
+    /// rate.
     pub(super) fn fits_velocities(&self, group: &Group, velocity_decay: f64, scale: f64) -> bool {
         const LARGEST: f64 = f32::MAX as f64;
         velocity_decay == 0.0
@@ -110,7 +114,8 @@ impl Decision {
                 && self.scalars(group, velocity_decay, scale).coefficient <= LARGEST
     }
 
-    /// The update of a tensor of the given group, with a scale of its own; norm lock comes on top with [`lock`].
+    /// The update of a tensor of the given group, with a scale of its own; norm lock comes on top with
+    /// [`lock`].
     pub(super) fn scalars(&self, group: &Group, velocity_decay: f64, scale: f64) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
         let rate = if velocity_decay > 0.0 { self.learning_rate } else { self.prescaled_rate };

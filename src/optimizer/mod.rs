@@ -1,11 +1,12 @@
 //! The optimizer: decides how far to go, and lets a backend do it.
 //!
-//! A step is three things: the backend sums ‖g_k‖² of every tensor (with the adaptive method also the squared norms of the
-//! averaged gradients), the [`method`] turns sums and loss into a step size and each tensor's scalars, the backend applies
-//! them. All or nothing: a skipped step changes no parameter, no velocity and no count of applied steps.
+//! A step is three things: the backend sums ‖g_k‖² of every tensor (with the adaptive method also the squared
+//! norms of the averaged gradients), the [`method`] turns sums and loss into a step size and each tensor's
+//! scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no velocity and no
+//! count of applied steps.
 //!
-//! [`core`] is what all optimizers have in common, [`host`] and [`device`] are what differs with the place of the tensors, and
-//! [`any`] is either, for front ends. What differs by method stands in [`method`] alone.
+//! [`core`] is what all optimizers have in common, [`host`] and [`device`] are what differs with the place of
+//! the tensors, and [`any`] is either, for front ends. What differs by method stands in [`method`] alone.
 
 mod any;
 pub(crate) mod core;
@@ -31,8 +32,8 @@ pub use reader::ReportReader;
 pub use report::{Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
 
-/// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all ranks, then
-/// give the sum to [`Optimizer::step_with_norm`].
+/// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all
+/// ranks, then give the sum to [`Optimizer::step_with_norm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SquaredNorm {
     /// Σ ‖g_k‖² over the tensors that count, gradient scale not removed.

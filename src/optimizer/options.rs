@@ -10,12 +10,15 @@ pub struct Options {
     pub multiplier: f64,
     /// The step size times the multiplier is cut to this. Default: no cap.
     pub max_step_size: Option<f64>,
-    /// Seed of stochastic rounding for f16 and bf16 parameters without master weights; `None` rounds to nearest. What is rounded
-    /// is an f32, so updates below half a unit of f32 in the parameter's last place (2⁻²⁵ of its value) are lost.
+    /// Seed of stochastic rounding for f16 and bf16 parameters without master weights; `None` rounds to
+    /// nearest. What is rounded is an f32, so updates below half a unit of f32 in the parameter's last place
+    /// (2⁻²⁵ of its value) are lost.
     pub stochastic_rounding: Option<u64>,
-    /// Whether f16 and bf16 parameters get f32 master weights, which the step updates and the parameters are rounded from.
+    /// Whether f16 and bf16 parameters get f32 master weights, which the step updates and the parameters are
+    /// rounded from.
     pub master_weights: bool,
-    /// Settings by group of tensors; [`TensorSpec::group`](super::TensorSpec::group) is an index into this list.
+    /// Settings by group of tensors; [`TensorSpec::group`](super::TensorSpec::group) is an index into this
+    /// list.
     pub groups: Vec<Group>,
 }
 
@@ -34,16 +37,17 @@ impl Default for Options {
 /// Settings of one group of tensors. All groups share one model, one global norm and one step size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// f: multiplies the group's length scale, that is Σ = f⁻² on its block (paper, extension "RFD steps under geometric
-    /// anisotropy"). The direction becomes f²·g, the norm √(Σ f²‖g‖²). Default 1.
+    /// f: multiplies the group's length scale, that is Σ = f⁻² on its block (paper, extension "RFD steps
+    /// under geometric anisotropy"). The direction becomes f²·g, the norm √(Σ f²‖g‖²). Default 1.
     pub length_scale_factor: f64,
     /// Multiplies the learning rate of this group alone. Default 1.
     pub multiplier: f64,
-    /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0. The learning rate is η/‖g‖: near a critical
-    /// point, where ‖g‖ is tiny, it can be large enough to decay parameters away in one step; a cap on the step size bounds it.
+    /// λ in p ← (1 − learning_rate·λ)·p − …, the factor never below 0. Default 0. The learning rate is η/‖g‖:
+    /// near a critical point, where ‖g‖ is tiny, it can be large enough to decay parameters away in one step;
+    /// a cap on the step size bounds it.
     pub weight_decay: f64,
-    /// Whether each tensor keeps its Euclidean norm: after the step it is scaled back to the norm it had before. Tensors of
-    /// norm 0 and of one element are left alone. Default false.
+    /// Whether each tensor keeps its Euclidean norm: after the step it is scaled back to the norm it had
+    /// before. Tensors of norm 0 and of one element are left alone. Default false.
     pub norm_lock: bool,
 }
 

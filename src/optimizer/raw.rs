@@ -1,18 +1,20 @@
-//! What a step is given by address: for tensors on a device, and for front ends that know the memory of others only.
+//! What a step is given by address: for tensors on a device, and for front ends that know the memory of
+//! others only.
 
 use super::{Core, StepInput};
 use crate::backend::memory::{self, Range};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
-/// Where one parameter and its gradient lie, in the memory of the optimizer's device, which may be the process's own. Length
-/// and format of the parameter are those of its [`TensorSpec`](super::TensorSpec); both are contiguous, and need be aligned
-/// to their elements only.
+/// Where one parameter and its gradient lie, in the memory of the optimizer's device, which may be the
+/// process's own. Length and format of the parameter are those of its [`TensorSpec`](super::TensorSpec); both
+/// are contiguous, and need be aligned to their elements only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawTensor {
     /// Address of the parameter's first element.
     pub param: u64,
-    /// Address of the gradient's first element; 0 when it is missing: the tensor stays as it is and counts in no norm.
+    /// Address of the gradient's first element; 0 when it is missing: the tensor stays as it is and counts in
+    /// no norm.
     pub grad: u64,
     /// Format of the gradient, whatever that of the parameter.
     pub grad_dtype: DType,
@@ -82,8 +84,8 @@ impl RawNumber {
 pub struct RawInput {
     /// The mini-batch loss at the current parameters, without gradient scale.
     pub loss: RawNumber,
-    /// S when the gradients are S times the real ones, as with a gradient scaler; on a device the address of an f32.
-    /// Default 1.
+    /// S when the gradients are S times the real ones, as with a gradient scaler; on a device the address of
+    /// an f32. Default 1.
     pub grad_scale: RawNumber,
     /// Any value but 0 skips the step; on a device the address of an f32. Default 0.
     pub found_inf: RawNumber,
@@ -113,8 +115,8 @@ pub(super) fn check_number(name: &str, address: u64, dtype: DType) -> Result<u64
     Err(Error::invalid(name, format!("address {address:#x}"), expected))
 }
 
-/// Finds out whether tensors can lie where they are said to, and remembers the last list that could: the next step's is mostly
-/// the same.
+/// Finds out whether tensors can lie where they are said to, and remembers the last list that could: the next
+/// step's is mostly the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Placement {
     checked: Vec<RawTensor>,
@@ -123,8 +125,8 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// An error that names a tensor whose address is null, misaligned or beyond the address space, or whose parameter shares
-    /// memory with another one or a gradient. Gradients may share theirs.
+    /// An error that names a tensor whose address is null, misaligned or beyond the address space, or whose
+    /// parameter shares memory with another one or a gradient. Gradients may share theirs.
     pub fn check(&mut self, core: &Core, tensors: &[RawTensor]) -> Result<()> {
         core.check_count("tensors", tensors.len())?;
         if self.checked == tensors {

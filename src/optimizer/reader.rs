@@ -42,8 +42,8 @@ impl ReportReader {
         Self { source: Source::Device(mirror) }
     }
 
-    /// What the last step did, on a device the last one that it has finished; `None` before the first. Does not wait for a step;
-    /// only while a kernel is writing the report, until it has.
+    /// What the last step did, on a device the last one that it has finished; `None` before the first. Does
+    /// not wait for a step; only while a kernel is writing the report, until it has.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when a kernel stopped half way.

@@ -8,8 +8,8 @@ use crate::covariance::NoStep;
 /// The scalars of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepInput {
-    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean of, without
-    /// gradient scale.
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
+    /// of, without gradient scale.
     pub loss: f64,
     /// S when the gradients given are S times the real ones, as with a gradient scaler. Default 1.
     pub grad_scale: f64,
@@ -31,15 +31,15 @@ pub struct StepReport {
     pub outcome: Outcome,
     /// The loss given.
     pub loss: f64,
-    /// ‖g‖, the Euclidean norm over all tensors that count, gradient scale removed. Not finite when a gradient is not; 0
-    /// when `found_inf` skipped the step before it was computed.
+    /// ‖g‖, the Euclidean norm over all tensors that count, gradient scale removed. Not finite when a
+    /// gradient is not; 0 when `found_inf` skipped the step before it was computed.
     pub grad_norm: f64,
-    /// √(Σ f²‖g_k‖²), the norm that Θ and the step refer to; equal to `grad_norm` when all length-scale factors are 1.
-    /// With the adaptive method it is the norm √(Σ f²Σ_k‖ḡ_k‖²) of the averaged gradient in its own geometry (`docs/adaptive.md`),
-    /// but in a skipped step.
+    /// √(Σ f²‖g_k‖²), the norm that Θ and the step refer to; equal to `grad_norm` when all length-scale
+    /// factors are 1. With the adaptive method it is the norm √(Σ f²Σ_k‖ḡ_k‖²) of the averaged gradient in
+    /// its own geometry (`docs/adaptive.md`), but in a skipped step.
     pub sigma_norm: f64,
-    /// Θ, the gradient cost quotient with the S-RFD correction; infinite at loss ≥ μ and with the adaptive method, whose steps
-    /// are those at the mean; 0 in a skipped step.
+    /// Θ, the gradient cost quotient with the S-RFD correction; infinite at loss ≥ μ and with the adaptive
+    /// method, whose steps are those at the mean; 0 in a skipped step.
     pub theta: f64,
     /// η: the length of the step, multiplier and cap included; 0 in a skipped step.
     pub step_size: f64,
@@ -73,11 +73,11 @@ pub enum SkipReason {
     NonFiniteGradient,
     /// The gradient is 0: there is no direction to go.
     ZeroGradient,
-    /// An option is outside its domain. Setting one on the host is refused at once; this is for options that a device
-    /// reads from its own memory.
+    /// An option is outside its domain. Setting one on the host is refused at once; this is for options that
+    /// a device reads from its own memory.
     InvalidOption,
-    /// Gradient norm or learning rate leave the range of f32, in which velocities are kept. Only with momentum and with the
-    /// adaptive method.
+    /// Gradient norm or learning rate leave the range of f32, in which velocities are kept. Only with
+    /// momentum and with the adaptive method.
     OutOfRange,
     /// The loss is below the lower bound given to the adaptive method.
     LossBelowBound,
@@ -85,14 +85,14 @@ pub enum SkipReason {
 
 /// The numbers of outcomes, the same in Rust, C and kernels.
 const CODES: [(u32, Outcome); 8] = [
-    (RFD_REASON_APPLIED, Outcome::Applied),
-    (RFD_REASON_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
-    (RFD_REASON_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
-    (RFD_REASON_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
-    (RFD_REASON_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
-    (RFD_REASON_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
-    (RFD_REASON_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
-    (RFD_REASON_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
+    (RFD_OUTCOME_APPLIED, Outcome::Applied),
+    (RFD_OUTCOME_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
+    (RFD_OUTCOME_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
+    (RFD_OUTCOME_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
+    (RFD_OUTCOME_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
+    (RFD_OUTCOME_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
+    (RFD_OUTCOME_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
+    (RFD_OUTCOME_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
 ];
 
 impl Outcome {

@@ -3,8 +3,8 @@
 use crate::DType;
 use crate::error::{Error, Result};
 
-/// Describes one parameter tensor. The order of the list given to [`Optimizer::new`](super::Optimizer::new) is the order
-/// in which every step expects parameters and gradients.
+/// Describes one parameter tensor. The order of the list given to [`Optimizer::new`](super::Optimizer::new)
+/// is the order in which every step expects parameters and gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorSpec {
     /// Unique name; it appears in errors and in saved states.
@@ -15,11 +15,11 @@ pub struct TensorSpec {
     pub dtype: DType,
     /// Index into [`Options::groups`](super::Options::groups).
     pub group: usize,
-    /// Whether the gradient counts in the global norm. In sharded training a tensor that several ranks hold counts on one
-    /// of them.
+    /// Whether the gradient counts in the global norm. In sharded training a tensor that several ranks hold
+    /// counts on one of them.
     pub counts_in_norm: bool,
-    /// Index of the first element in the whole tensor, when this is a shard of it; stochastic rounding then draws the same
-    /// bits as without sharding.
+    /// Index of the first element in the whole tensor, when this is a shard of it; stochastic rounding then
+    /// draws the same bits as without sharding.
     pub offset: u64,
 }
 

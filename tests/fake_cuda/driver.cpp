@@ -124,7 +124,7 @@ int setting(const char* name, int otherwise)
 
 int launch(void* function, unsigned grid, unsigned threads, void* stream, void** parameters, bool cooperative)
 {
-    if (threads != RFD_LANES) {
+    if (threads != RFD_THREADS) {
         broken("threads of a block");
     }
     if (cooperative && grid > 8) {
@@ -290,7 +290,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void*, int threads,
 {
     require_context();
     *blocks = 2;
-    return threads == RFD_LANES ? SUCCESS : INVALID_VALUE;
+    return threads == RFD_THREADS ? SUCCESS : INVALID_VALUE;
 }
 
 int cuStreamCreate(void** stream, unsigned)

@@ -78,7 +78,7 @@ fn fit(train: &Images) -> std::result::Result<Model, Box<dyn Error>> {
     Ok(model)
 }
 
-/// Linear layers, each with batch normalisation, the last one's output included: RFD as published needs that.
+/// Linear layers, each with batch normalisation, the output's included: the fitted method needs that.
 struct Network {
     layers: Vec<(Linear, BatchNorm)>,
 }

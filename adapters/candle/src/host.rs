@@ -11,49 +11,39 @@ use std::mem::swap;
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Storage, Tensor, Var};
 use rfdescent::GradRef;
-use rfdescent::optimizer::{Optimizer, StepInput, StepReport};
+use rfdescent::optimizer::{AnyOptimizer, StepInput};
 
 use crate::error;
 use crate::parameter::Parameter;
 use crate::storage::{empty_storage, grad_ref, loss_value, param_mut, range};
 use crate::variables::Variables;
 
-/// The library's optimizer and what its last step did.
-#[derive(Debug)]
-pub(crate) struct Host {
-    pub optimizer: Optimizer,
-    pub report: Option<StepReport>,
-}
-
-impl Host {
-    pub fn step(&mut self, variables: &Variables, grads: &GradStore, loss: &Tensor) -> Result<()> {
-        let loss = host_loss(loss)?;
-        let grads = variables.gradients(grads)?;
-        let parameters = &variables.parameters;
-        let guards: Vec<_> = grads.iter().map(|grad| grad.as_ref().map(Tensor::storage_and_layout)).collect();
-        let grads = parameters
-            .iter()
-            .zip(&guards)
-            .map(|(parameter, guard)| {
-                let Some((storage, layout)) = guard else { return Ok(GradRef::Missing) };
-                let Storage::Cpu(storage) = &**storage else { return Err(moved(parameter)) };
-                range(layout).and_then(|range| grad_ref(storage, range)).ok_or_else(|| moved(parameter))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let mut taken = Taken::new(parameters)?;
-        let mut params = taken
-            .storages
-            .iter_mut()
-            .zip(parameters)
-            .map(|(storage, parameter)| {
-                let range = range(parameter.var.layout());
-                range.and_then(|range| param_mut(storage.0.get_mut(), range)).ok_or_else(|| moved(parameter))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let report = self.optimizer.step(&mut params, &grads, &StepInput::new(loss)).map_err(error::wrap)?;
-        self.report = Some(report);
-        Ok(())
-    }
+/// A step on variables on the CPU.
+pub(crate) fn step(
+    optimizer: &mut AnyOptimizer,
+    variables: &Variables,
+    grads: &GradStore,
+    loss: &Tensor,
+) -> Result<()> {
+    let loss = host_loss(loss)?;
+    let grads = variables.gradients(grads)?;
+    let parameters = &variables.parameters;
+    let guards: Vec<_> = grads.iter().map(|grad| grad.as_ref().map(Tensor::storage_and_layout)).collect();
+    let grads = (parameters.iter().zip(&guards))
+        .map(|(parameter, guard)| {
+            let Some((storage, layout)) = guard else { return Ok(GradRef::Missing) };
+            let Storage::Cpu(storage) = &**storage else { return Err(moved(parameter)) };
+            range(layout).and_then(|range| grad_ref(storage, range)).ok_or_else(|| moved(parameter))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut taken = Taken::new(parameters)?;
+    let mut params = (taken.storages.iter_mut().zip(parameters))
+        .map(|(storage, parameter)| {
+            let range = range(parameter.var.layout());
+            range.and_then(|range| param_mut(storage.0.get_mut(), range)).ok_or_else(|| moved(parameter))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    optimizer.step_slices(&mut params, &grads, &StepInput::new(loss)).map(drop).map_err(error::wrap)
 }
 
 /// The loss, wherever it lies.
@@ -66,7 +56,8 @@ pub(crate) fn host_loss(loss: &Tensor) -> Result<f64> {
     }
 }
 
-fn moved(parameter: &Parameter) -> candle_core::Error {
+/// An error for a variable that is no longer what it was.
+pub(crate) fn moved(parameter: &Parameter) -> candle_core::Error {
     error::tensor(
         &parameter.name,
         "changed its number format or device after the optimizer was made; make a new one",

@@ -11,9 +11,11 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-mod engine;
+mod device;
 mod error;
 mod host;
+#[cfg(not(feature = "cuda"))]
+mod no_cuda;
 mod op;
 mod optimizer;
 mod parameter;
@@ -26,7 +28,7 @@ pub use op::StepOp;
 pub use optimizer::{Config, Rfd};
 pub use parameter::{Parameter, parameters};
 pub use rfdescent;
-pub use rfdescent::optimizer::{Adaptive, Anisotropy};
+pub use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
 pub use sampler::NetworkSampler;
 pub use seeded_vars::SeededVars;
 

@@ -2,13 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-#[cfg(feature = "cuda")]
-use candle_core::CudaStorage;
-use candle_core::{CpuStorage, InplaceOp3, Layout, Result, Tensor};
-use rfdescent::optimizer::{Method, Options, StepInput, StepReport, TensorSpec};
+use candle_core::{CpuStorage, CudaStorage, Device, InplaceOp3, Layout, Result, Tensor};
+use rfdescent::optimizer::{AnyOptimizer, Method, Options, StepInput, StepReport, TensorSpec};
 
-use crate::engine::Engine;
-use crate::error;
+use crate::device::{self, elsewhere};
+use crate::error::{self, wrap};
 use crate::storage::{format, grad_ref, loss_value, param_mut, range};
 
 /// One step on the storages of a tensor, its gradient and the loss:
@@ -41,8 +39,9 @@ use crate::storage::{format, grad_ref, loss_value, param_mut, range};
 #[derive(Debug)]
 pub struct StepOp {
     spec: TensorSpec,
+    device: Device,
     /// Operations are shared, and a step changes velocities and counts.
-    engine: Mutex<Engine>,
+    optimizer: Mutex<AnyOptimizer>,
 }
 
 impl StepOp {
@@ -58,8 +57,9 @@ impl StepOp {
             return Err(error::tensor(name, problem));
         };
         let spec = TensorSpec::new(name, tensor.dims(), format);
-        let engine = Engine::new(method.into(), options, vec![spec.clone()], tensor.device())?;
-        Ok(Self { spec, engine: Mutex::new(engine) })
+        let device = tensor.device().clone();
+        let optimizer = device::optimizer(method.into(), options, vec![spec.clone()], &device)?;
+        Ok(Self { spec, device, optimizer: Mutex::new(optimizer) })
     }
 
     /// What the last step did, as [`Rfd::report`](crate::Rfd::report).
@@ -67,11 +67,11 @@ impl StepOp {
     /// # Errors
     /// When the device failed.
     pub fn report(&self) -> Result<Option<StepReport>> {
-        self.lock().report()
+        self.lock().report().map_err(wrap)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, AnyOptimizer> {
+        self.optimizer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_shape(&self, param: &Layout, grad: &Layout) -> Result<()> {
@@ -93,14 +93,6 @@ impl StepOp {
             "the {what} is strided or no float; give its `contiguous()` copy in f32, f64, f16 or bf16"
         );
         error::tensor(&self.spec.name, problem)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn elsewhere(&self) -> candle_core::Error {
-        error::tensor(
-            &self.spec.name,
-            "lies on another device than the operation was made for; make one for each",
-        )
     }
 }
 
@@ -124,18 +116,12 @@ impl InplaceOp3 for StepOp {
         let grad = range(grad_layout).and_then(|range| grad_ref(grad, range));
         let param = param.ok_or_else(|| self.unsuitable("tensor"))?;
         let grad = grad.ok_or_else(|| self.unsuitable("gradient"))?;
-        match &mut *self.lock() {
-            Engine::Host(host) => {
-                let step = host.optimizer.step(&mut [param], &[grad], &StepInput::new(loss));
-                host.report = Some(step.map_err(error::wrap)?);
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Engine::Cuda(_) => Err(self.elsewhere()),
+        if !self.device.is_cpu() {
+            return Err(elsewhere(&self.spec));
         }
+        self.lock().step_slices(&mut [param], &[grad], &StepInput::new(loss)).map(drop).map_err(wrap)
     }
 
-    #[cfg(feature = "cuda")]
     fn cuda_fwd(
         &self,
         param: &mut CudaStorage,
@@ -152,11 +138,8 @@ impl InplaceOp3 for StepOp {
         if range(grad_layout).is_none() {
             return Err(self.unsuitable("gradient"));
         }
-        match &mut *self.lock() {
-            Engine::Cuda(cuda) => {
-                cuda.step_one((param, param_layout), (grad, grad_layout), (loss, loss_layout))
-            }
-            Engine::Host(_) => Err(self.elsewhere()),
-        }
+        let Device::Cuda(device) = &self.device else { return Err(elsewhere(&self.spec)) };
+        let (param, grad, loss) = ((param, param_layout), (grad, grad_layout), (loss, loss_layout));
+        device::step_one(&mut self.lock(), &self.spec, param, grad, loss, device)
     }
 }

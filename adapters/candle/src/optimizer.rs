@@ -6,42 +6,45 @@ use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Group, Method, Options, StepReport};
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{AnyOptimizer, Group, Method, Options, StepReport};
 
-use crate::engine::Engine;
 use crate::error::wrap;
 use crate::parameter::{Parameter, parameters};
 use crate::variables::Variables;
+use crate::{device, host};
 
 /// What an optimizer is made of beside variables.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How steps are chosen: from the fitted covariance model of the network on its data, or
-    /// [`Adaptive`](crate::Adaptive).
+    /// How steps are chosen: [`Fitted`](crate::Fitted), from the covariance model of the network on its data,
+    /// or [`Adaptive`](crate::Adaptive).
     pub method: Method,
-    /// Options; the defaults are those of the method as it is described.
+    /// What both methods have; the defaults need no change.
     pub options: Options,
 }
 
 impl Config {
-    /// A fitted [`Model`] or [`Adaptive`](crate::Adaptive), with the default options.
+    /// A fitted [`Model`], [`Fitted`](crate::Fitted) with settings of its own or
+    /// [`Adaptive`](crate::Adaptive), with the default options.
     pub fn new(method: impl Into<Method>) -> Self {
         Self { method: method.into(), options: Options::default() }
     }
 
     /// For a model with a length scale for each tensor: configuration and variables with a group for each
-    /// variable, see [`Options::per_tensor`]. Nothing changes for a model with one length scale.
+    /// variable, see [`Fitted::per_tensor`](crate::Fitted::per_tensor). Nothing changes for a model with one
+    /// length scale and for the adaptive method.
     ///
     /// # Errors
     /// Names the tensor of the model that is not among the variables or has another size, or the variable
     /// whose group does not exist.
     pub fn per_tensor(self, parameters: Vec<Parameter>) -> Result<(Config, Vec<Parameter>)> {
         let parameters = floats(parameters);
+        let Method::Fitted(fitted) = self.method else { return Ok((self, parameters)) };
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
-        let tensors = self.method.model().map_or(&[][..], Model::tensors);
-        let (options, specs) = self.options.per_tensor(specs, tensors).map_err(wrap)?;
+        let (fitted, options, specs) = fitted.per_tensor(self.options, specs).map_err(wrap)?;
         let parameters = parameters.into_iter().zip(specs).map(|(it, spec)| it.in_group(spec.group));
-        Ok((Config { method: self.method, options }, parameters.collect()))
+        Ok((Config { method: fitted.into(), options }, parameters.collect()))
     }
 }
 
@@ -87,7 +90,9 @@ fn floats(parameters: Vec<Parameter>) -> Vec<Parameter> {
 #[derive(Debug)]
 pub struct Rfd {
     variables: Variables,
-    engine: Engine,
+    optimizer: AnyOptimizer,
+    /// Where the variables lie.
+    device: Device,
     /// A learning rate that was refused; the trait leaves no way to say so at once.
     refused: Option<f64>,
 }
@@ -103,9 +108,9 @@ impl Rfd {
         let variables = Variables::new(floats(parameters))?;
         let parameters = &variables.parameters;
         let specs = parameters.iter().map(Parameter::spec).collect::<Result<_>>()?;
-        let device = parameters.first().map_or(&Device::Cpu, |parameter| parameter.var.device());
-        let engine = Engine::new(config.method, config.options, specs, device)?;
-        Ok(Self { variables, engine, refused: None })
+        let device = parameters.first().map_or(&Device::Cpu, |parameter| parameter.var.device()).clone();
+        let optimizer = device::optimizer(config.method, config.options, specs, &device)?;
+        Ok(Self { variables, optimizer, device, refused: None })
     }
 
     /// An optimizer for all variables of a map, in group 0; [`parameters`] for groups.
@@ -127,9 +132,12 @@ impl Rfd {
     /// loss that is not one number; a learning rate that was refused. Nothing has changed then.
     pub fn step_with_loss(&mut self, grads: &GradStore, loss: &Tensor) -> Result<()> {
         if let Some(rate) = self.refused {
-            self.engine.set_multiplier(rate)?;
+            self.set_multiplier(rate)?;
         }
-        self.engine.step(&self.variables, grads, loss)
+        match &self.device {
+            Device::Cuda(device) => device::step(&mut self.optimizer, &self.variables, grads, loss, device),
+            _ => host::step(&mut self.optimizer, &self.variables, grads, loss),
+        }
     }
 
     /// What the last step did, `None` before the first. On a CUDA device: the last step that it has finished;
@@ -138,7 +146,15 @@ impl Rfd {
     /// # Errors
     /// When the device failed.
     pub fn report(&self) -> Result<Option<StepReport>> {
-        self.engine.report()
+        self.optimizer.report().map_err(wrap)
+    }
+
+    /// What the last step did, after waiting for a CUDA device to finish it.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn wait_report(&self) -> Result<Option<StepReport>> {
+        self.optimizer.wait_report(self.stream()).map_err(wrap)
     }
 
     /// The variables, in the order in which they count.
@@ -148,7 +164,7 @@ impl Rfd {
 
     /// How steps are chosen.
     pub fn method(&self) -> &Method {
-        self.engine.method()
+        self.optimizer.method()
     }
 
     /// The fitted covariance model; `None` with the adaptive method.
@@ -158,7 +174,7 @@ impl Rfd {
 
     /// The options in force.
     pub fn options(&self) -> &Options {
-        self.engine.options()
+        self.optimizer.options()
     }
 
     /// Sets the multiplier of the step size from the next step on, for schedulers.
@@ -166,17 +182,18 @@ impl Rfd {
     /// # Errors
     /// For a negative or non-finite number.
     pub fn set_multiplier(&mut self, multiplier: f64) -> Result<()> {
-        self.engine.set_multiplier(multiplier)?;
+        self.optimizer.set_multiplier(multiplier, self.stream()).map_err(wrap)?;
         self.refused = None;
         Ok(())
     }
 
-    /// Sets 1/b for S-RFD from the next step on.
+    /// Replaces the settings of the method from the next step on. Of [`Fitted`](crate::Fitted),
+    /// `inv_batch_size` and `momentum` may change, of [`Adaptive`](crate::Adaptive) nothing.
     ///
     /// # Errors
-    /// For a number outside [0, 1].
-    pub fn set_inv_batch_size(&mut self, inv_batch_size: f64) -> Result<()> {
-        self.engine.set_inv_batch_size(inv_batch_size)
+    /// For a setting that can't change or is outside its domain, and for another method.
+    pub fn set_method(&mut self, method: impl Into<Method>) -> Result<()> {
+        self.optimizer.set_method(method, self.stream()).map_err(wrap)
     }
 
     /// Sets the options of one group from the next step on.
@@ -184,7 +201,7 @@ impl Rfd {
     /// # Errors
     /// For a group that does not exist or a value outside its domain.
     pub fn set_group(&mut self, index: usize, group: Group) -> Result<()> {
-        self.engine.set_group(index, group)
+        self.optimizer.set_group(index, group, self.stream()).map_err(wrap)
     }
 
     /// Writes velocities, master weights and counts to a safetensors file, by way of a temporary one; not the
@@ -194,16 +211,16 @@ impl Rfd {
     /// # Errors
     /// When the file can't be written, or the device failed.
     pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.engine.save_state(path.as_ref())
+        self.optimizer.save_state(path.as_ref(), self.stream()).map_err(wrap)
     }
 
-    /// Loads what [`Rfd::save_state`] wrote for variables of the same names, shapes and formats, in the same
-    /// order. On an error the optimizer is as it was.
+    /// Loads what [`Rfd::save_state`] wrote for variables of the same names, shapes and formats, whatever
+    /// their order. On an error the optimizer is as it was.
     ///
     /// # Errors
     /// When the file can't be read, is damaged or is not for these variables; it says which one differs.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        self.engine.load_state(path.as_ref())
+        self.optimizer.load_state(path.as_ref(), self.stream()).map_err(wrap)
     }
 
     /// The bytes of the file of [`Rfd::save_state`].
@@ -211,7 +228,7 @@ impl Rfd {
     /// # Errors
     /// When the device failed.
     pub fn state_to_bytes(&self) -> Result<Vec<u8>> {
-        self.engine.state_to_bytes()
+        self.optimizer.state_to_bytes(self.stream()).map_err(wrap)
     }
 
     /// Loads bytes that [`Rfd::state_to_bytes`] made.
@@ -219,7 +236,11 @@ impl Rfd {
     /// # Errors
     /// As [`Rfd::load_state`].
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.engine.load_state_from_bytes(bytes)
+        self.optimizer.load_state_from_bytes(bytes, self.stream()).map_err(wrap)
+    }
+
+    fn stream(&self) -> Stream {
+        device::stream(&self.device)
     }
 }
 
@@ -243,15 +264,12 @@ impl Optimizer for Rfd {
     /// The multiplier of the step size, not the length of a step over the gradient's norm, which
     /// [`Rfd::report`] has.
     fn learning_rate(&self) -> f64 {
-        self.engine.options().multiplier
+        self.options().multiplier
     }
 
     /// Sets the multiplier; one that is negative or not finite makes the next step an error.
     fn set_learning_rate(&mut self, lr: f64) {
-        self.refused = None;
-        if self.engine.set_multiplier(lr).is_err() {
-            self.refused = Some(lr);
-        }
+        self.refused = self.set_multiplier(lr).is_err().then_some(lr);
     }
 
     fn backward_step(&mut self, loss: &Tensor) -> Result<()> {

@@ -1,5 +1,6 @@
-//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went on with
-//! then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they are.
+//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went
+//! on with then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they
+//! are.
 
 mod common;
 #[path = "../../../tests/states/mod.rs"]
@@ -12,23 +13,22 @@ use half::{bf16, f16};
 use rfdescent_candle::rfdescent::DType;
 use rfdescent_candle::rfdescent::covariance::{Family, Model};
 use rfdescent_candle::rfdescent::optimizer::{Group, Options};
-use rfdescent_candle::{Adaptive, Config, Parameter, Rfd};
+use rfdescent_candle::{Adaptive, Config, Fitted, Parameter, Rfd};
 use states::Kind;
 
 fn config(kind: Kind) -> Config {
     let group = Group::default();
-    let (mut config, groups) = match kind {
+    let (method, groups) = match kind {
         Kind::Fitted => {
-            let mut config = Config::new(Model::new(Family::Matern52, states::moments()).unwrap());
-            config.options.inv_batch_size = 1.0 / 128.0;
-            let second =
-                Group { length_scale_factor: 1.25, weight_decay: 1.0 / 64.0, momentum: 0.5, ..group };
-            (config, vec![Group { momentum: 0.9, ..group }, second])
+            let model = Model::new(Family::Matern52, states::moments()).unwrap();
+            let momentum = vec![0.9, 0.5];
+            let fitted = Fitted { inv_batch_size: 1.0 / 128.0, momentum, ..Fitted::new(model) };
+            let second = Group { length_scale_factor: 1.25, weight_decay: 1.0 / 64.0, ..group };
+            (fitted.into(), vec![group, second])
         }
-        Kind::Adaptive => (Config::new(Adaptive::default()), vec![group]),
+        Kind::Adaptive => (Adaptive::default().into(), vec![group]),
     };
-    config.options = Options { groups, master_weights: true, ..config.options };
-    config
+    Config { method, options: Options { groups, master_weights: true, ..Options::default() } }
 }
 
 fn from_bits(dtype: DType, bits: &[u64]) -> Owned {

@@ -2,14 +2,13 @@
 
 mod common;
 
-use common::library::{DTYPES, Owned, bits, model, params, uniform};
+use common::library::{DTYPES, Owned, bits, moving, params, uniform};
 use common::{owned, scalar, tensor};
 use rfdescent_candle::StepOp;
-use rfdescent_candle::rfdescent::covariance::Family;
 use rfdescent_candle::rfdescent::optimizer::{Group, Optimizer, Options, StepInput, TensorSpec};
 
 fn options() -> Options {
-    let group = Group { momentum: 0.5, weight_decay: 0.01, ..Group::default() };
+    let group = Group { weight_decay: 0.01, ..Group::default() };
     Options { groups: vec![group], ..Options::default() }
 }
 
@@ -20,10 +19,9 @@ fn steps_have_the_bits_of_the_library_in_all_formats() {
             let shape = [7, 11];
             let mut list = vec![Owned::from_f64(dtype, &uniform(1, 77))];
             let param = tensor(&list[0], &shape);
-            let model = model(Family::SquaredExponential);
             let specs = vec![TensorSpec::new("w", &shape, dtype)];
-            let mut reference = Optimizer::new(model.clone(), options(), specs).unwrap();
-            let op = StepOp::new("w", &param, model, options()).unwrap();
+            let mut reference = Optimizer::new(moving(0.5), options(), specs).unwrap();
+            let op = StepOp::new("w", &param, moving(0.5), options()).unwrap();
             for step in 0..3 {
                 let gradient = Owned::from_f64(grad_dtype, &uniform(2 + step, 77));
                 let input = StepInput::new(2.0);
@@ -39,7 +37,7 @@ fn steps_have_the_bits_of_the_library_in_all_formats() {
 #[test]
 fn strided_operands_and_other_shapes_are_refused_by_name() {
     let param = tensor(&Owned::from_f64(DTYPES[0], &uniform(1, 6)), &[2, 3]);
-    let op = StepOp::new("w", &param, model(Family::SquaredExponential), options()).unwrap();
+    let op = StepOp::new("w", &param, moving(0.5), options()).unwrap();
     let refused = |result: candle_core::Result<()>, parts: &[&str]| {
         let text = result.unwrap_err().to_string();
         parts.iter().for_each(|part| assert!(text.contains(part), "`{text}` should say `{part}`"));

@@ -5,11 +5,11 @@ mod common;
 
 use candle_core::{DType, Device, Storage, Tensor, Var};
 use candle_nn::{Init, Optimizer, VarBuilder, VarMap};
-use common::library::model;
+use common::library::{model, moving};
 use common::{scalar, store};
-use rfdescent_candle::rfdescent::covariance::Family;
-use rfdescent_candle::rfdescent::optimizer::{Group, Options, Outcome, SkipReason};
-use rfdescent_candle::{Adaptive, Config, Parameter, Rfd, parameters};
+use rfdescent_candle::rfdescent::covariance::{Family, Observation, StepRule};
+use rfdescent_candle::rfdescent::optimizer::{Group, Method, Options, Outcome, SkipReason};
+use rfdescent_candle::{Adaptive, Config, Fitted, Parameter, Rfd, parameters};
 
 fn config() -> Config {
     Config::new(model(Family::SquaredExponential))
@@ -63,8 +63,9 @@ fn the_update_is_in_place() {
 #[test]
 fn variables_without_gradient_are_left_alone_and_count_in_no_norm() {
     let (used, unused) = (var(&[1.0, 2.0]), var(&[5.0]));
-    let group = Group { weight_decay: 0.1, momentum: 0.9, ..Group::default() };
-    let config = Config { options: Options { groups: vec![group], ..Options::default() }, ..config() };
+    let group = Group { weight_decay: 0.1, ..Group::default() };
+    let options = Options { groups: vec![group], ..Options::default() };
+    let config = Config { options, ..Config::new(moving(0.9)) };
     let mut rfd = Rfd::new(vec![used.clone(), unused.clone()], config).unwrap();
     rfd.step_with_loss(&store([(&used, ones(&used))]), &scalar(2.0)).unwrap();
     assert_eq!(values(&unused), [5.0]);
@@ -198,13 +199,31 @@ fn groups_have_their_own_settings_and_names_come_from_the_map() {
     rfd.step_with_loss(&grads(), &scalar(2.0)).unwrap();
     assert!(values(&all[0].var)[0] < 1.0);
     refused(rfd.set_group(2, Group::default()), &["group", "2"]);
-    refused(rfd.set_inv_batch_size(-1.0), &["inv_batch_size"]);
+}
+
+#[test]
+fn settings_of_the_method_may_change_where_they_can() {
+    let weight = var(&[1.0, 2.0]);
+    let grads = store([(&weight, ones(&weight))]);
+    let mut rfd = Rfd::new(vec![weight.clone()], config()).unwrap();
+
+    let noisy = Fitted { inv_batch_size: 0.5, ..rfd.model().unwrap().clone().into() };
+    rfd.set_method(noisy.clone()).unwrap();
+    rfd.step_with_loss(&grads, &scalar(2.0)).unwrap();
+    let report = rfd.wait_report().unwrap().unwrap();
+    let seen = Observation { loss: 2.0, grad_norm: report.grad_norm, inv_batch_size: 0.5 };
+    let expected = noisy.model.step(&seen, &StepRule::default()).unwrap();
+    assert_eq!(report.step_size, expected.step_size);
+
+    refused(rfd.set_method(Fitted { inv_batch_size: -1.0, ..noisy.clone() }), &["inv_batch_size"]);
+    refused(rfd.set_method(model(Family::Matern52)), &["model"]);
+    refused(rfd.set_method(Adaptive::default()), &["method", "adaptive", "fitted"]);
+    assert!(matches!(rfd.method(), Method::Fitted(fitted) if fitted.inv_batch_size == 0.5));
 }
 
 #[test]
 fn a_saved_state_goes_on_with_the_same_bits() {
-    let group = Group { momentum: 0.9, ..Group::default() };
-    let config = || Config { options: Options { groups: vec![group], ..Options::default() }, ..config() };
+    let config = || Config::new(moving(0.9));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.safetensors");
     let weight = var(&[1.0, -2.0, 0.5]);
@@ -230,15 +249,13 @@ fn a_saved_state_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
+fn the_adaptive_method_needs_no_model_and_names_what_is_wrong() {
     let adaptive = Adaptive { averaging: 0.8, ..Adaptive::default() };
-    let rfd = Rfd::new(vec![var(&[1.0, 2.0])], Config::new(adaptive)).unwrap();
+    let mut rfd = Rfd::new(vec![var(&[1.0, 2.0])], Config::new(adaptive)).unwrap();
     assert!(rfd.model().is_none());
-    assert_eq!(rfd.options().groups[0].momentum, 0.8);
+    assert!(matches!(rfd.method(), Method::Adaptive(own) if *own == adaptive));
+    refused(rfd.set_method(Adaptive::default()), &["averaging", "0.9"]);
 
-    let of_the_model = Options { inv_batch_size: 0.1, ..Options::default() };
-    let config = Config { options: of_the_model, ..Config::new(adaptive) };
-    refused(Rfd::new(vec![var(&[1.0])], config), &["inv_batch_size", "adaptive"]);
     let outside = Adaptive { averaging: 1.0, ..adaptive };
     refused(Rfd::new(vec![var(&[1.0])], Config::new(outside)), &["averaging", "[0, 1)"]);
 }

@@ -10,7 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use cust::memory::DeviceBuffer;
 use cust::stream::{Stream, StreamFlags};
 use rfdescent::DType;
-use rfdescent::optimizer::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, TensorSpec};
+use rfdescent::optimizer::{DeviceOptimizer, Options, RawInput, RawTensor, TensorSpec};
 use rfdescent_cust::{Input, Optimizer, Tensor, device, stream};
 
 use support::model;
@@ -52,10 +52,10 @@ impl Pair {
 
     fn bare(&mut self) {
         let address = |buffer: &DeviceBuffer<f32>| buffer.as_device_ptr().as_raw();
-        let tensors: Vec<DeviceTensor> = (self.bare_params.iter().zip(&self.grads))
-            .map(|(param, grad)| DeviceTensor::new(address(param), address(grad), DType::F32))
+        let tensors: Vec<RawTensor> = (self.bare_params.iter().zip(&self.grads))
+            .map(|(param, grad)| RawTensor::new(address(param), address(grad), DType::F32))
             .collect();
-        let input = DeviceInput::new(DeviceLoss::Host(2.0));
+        let input = RawInput::new(2.0);
         // SAFETY: the buffers are of this context, no other stream uses them, and they live until after the
         // benchmark.
         unsafe { self.bare.step(&tensors, &input, stream(&self.stream)) }.unwrap();
@@ -64,7 +64,8 @@ impl Pair {
     fn adapter(&mut self) {
         let tensors: Vec<Tensor<'_>> =
             self.params.iter_mut().zip(&self.grads).map(|(param, grad)| Tensor::new(param, grad)).collect();
-        // SAFETY: as above.
+        // SAFETY: the buffers are of this context, no other stream uses them, and they live until after the
+        // benchmark.
         unsafe { self.adapter.step(&tensors, &Input::new(2.0), &self.stream) }.unwrap();
     }
 

@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("step {step}: loss {:.4}, step size {:.3}", report.loss, report.step_size);
         }
     }
-    let last = optimizer.inner().status()?.map_or(f64::NAN, |report| report.loss);
+    let last = optimizer.inner().report()?.map_or(f64::NAN, |report| report.loss);
     println!("loss {last:.4}");
     assert!(last < 0.5 * first.unwrap_or(f64::NAN));
     Ok(())

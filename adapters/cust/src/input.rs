@@ -3,27 +3,26 @@
 use std::marker::PhantomData;
 
 use cust::memory::DeviceBox;
-use rfdescent::optimizer::{DeviceInput, DeviceLoss};
+use rfdescent::optimizer::{RawInput, RawNumber};
 
 use crate::element::Element;
 
 /// The mini-batch loss, a number on the host or borrowed on the device, where it is read when the step runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss<'a> {
-    loss: DeviceLoss,
+    raw: RawNumber,
     number: PhantomData<&'a ()>,
 }
 
 impl From<f64> for Loss<'_> {
     fn from(value: f64) -> Self {
-        Self { loss: DeviceLoss::Host(value), number: PhantomData }
+        Self { raw: value.into(), number: PhantomData }
     }
 }
 
 impl<'a, T: Element> From<&'a DeviceBox<T>> for Loss<'a> {
     fn from(number: &'a DeviceBox<T>) -> Self {
-        let address = number.as_device_ptr().as_raw();
-        Self { loss: DeviceLoss::Address { address, dtype: T::DTYPE }, number: PhantomData }
+        Self { raw: raw(number), number: PhantomData }
     }
 }
 
@@ -44,12 +43,15 @@ impl<'a> Input<'a> {
         Self { loss: loss.into(), grad_scale: None, found_inf: None }
     }
 
-    pub(crate) fn raw(&self) -> DeviceInput {
-        let address = |number: &DeviceBox<f32>| number.as_device_ptr().as_raw();
-        DeviceInput {
-            loss: self.loss.loss,
-            grad_scale: self.grad_scale.map(address),
-            found_inf: self.found_inf.map(address),
-        }
+    /// As the library takes it.
+    pub(crate) fn raw(&self) -> RawInput {
+        let mut input = RawInput::new(self.loss.raw);
+        input.grad_scale = self.grad_scale.map_or(input.grad_scale, raw);
+        input.found_inf = self.found_inf.map_or(input.found_inf, raw);
+        input
     }
+}
+
+fn raw<T: Element>(number: &DeviceBox<T>) -> RawNumber {
+    RawNumber::Address { address: number.as_device_ptr().as_raw(), dtype: T::DTYPE }
 }

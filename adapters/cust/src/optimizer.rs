@@ -1,7 +1,7 @@
 //! Steps on borrowed buffers.
 
 use cust::stream::Stream;
-use rfdescent::optimizer::{DeviceOptimizer, DeviceTensor, Method, Options, StepReport, TensorSpec};
+use rfdescent::optimizer::{DeviceOptimizer, Method, Options, RawTensor, StepReport, TensorSpec};
 use rfdescent::{Error, Result};
 
 use crate::context::{device, stream as raw_stream};
@@ -59,12 +59,12 @@ impl Optimizer {
     ) -> Result<StepReport> {
         // SAFETY: the borrows outlive the wait below; the caller vouches for the rest.
         unsafe { self.step(tensors, input, stream)? };
-        self.inner.wait_status(raw_stream(stream))?.ok_or_else(|| {
-            Error::Device("a step was queued but has left no status; something overwrote it".into())
+        self.inner.wait_report(raw_stream(stream))?.ok_or_else(|| {
+            Error::Device("a step was queued but has left no report; something overwrote it".into())
         })
     }
 
-    /// The library's optimizer: for its status, settings and saved states, which take the stream by way of
+    /// The library's optimizer: for its report, settings and saved states, which take the stream by way of
     /// [`stream`](crate::stream).
     pub fn inner(&self) -> &DeviceOptimizer {
         &self.inner
@@ -75,16 +75,16 @@ impl Optimizer {
         &mut self.inner
     }
 
-    fn checked(&self, tensors: &[Tensor<'_>]) -> Result<Vec<DeviceTensor>> {
-        let specs = self.inner.specs();
-        if tensors.len() != specs.len() {
-            return Err(Error::InvalidArgument {
-                name: "number of tensors".into(),
-                value: tensors.len().to_string(),
-                expected: format!("the optimizer was made for {} tensors; give one for each", specs.len()),
-            });
-        }
-        tensors.iter().zip(specs).map(|(tensor, spec)| tensor.checked(spec)).collect()
+    /// The addresses, if lengths and formats are those that the specs say; the library counts them.
+    fn checked(&self, tensors: &[Tensor<'_>]) -> Result<Vec<RawTensor>> {
+        let mut specs = self.inner.specs();
+        tensors
+            .iter()
+            .map(|tensor| match specs.next() {
+                Some(spec) => tensor.checked(spec),
+                None => Ok(tensor.raw()),
+            })
+            .collect()
     }
 }
 

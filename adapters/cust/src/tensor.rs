@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use cust::memory::DeviceSlice;
-use rfdescent::optimizer::{DeviceTensor, TensorSpec};
+use rfdescent::optimizer::{RawTensor, TensorSpec};
 use rfdescent::{DType, Error, Result};
 
 use crate::element::Element;
@@ -23,7 +23,7 @@ use crate::element::Element;
 /// ```
 #[derive(Debug)]
 pub struct Tensor<'a> {
-    addresses: DeviceTensor,
+    addresses: RawTensor,
     len: usize,
     dtype: DType,
     grad_len: Option<usize>,
@@ -34,14 +34,14 @@ impl<'a> Tensor<'a> {
     /// A parameter and its gradient, which may have another format.
     pub fn new<P: Element, G: Element>(param: &'a mut DeviceSlice<P>, grad: &'a DeviceSlice<G>) -> Self {
         let addresses =
-            DeviceTensor::new(param.as_device_ptr().as_raw(), grad.as_device_ptr().as_raw(), G::DTYPE);
+            RawTensor::new(param.as_device_ptr().as_raw(), grad.as_device_ptr().as_raw(), G::DTYPE);
         Self { addresses, grad_len: Some(grad.len()), ..Self::without_grad(param) }
     }
 
     /// A parameter that has no gradient in this step: it stays as it is and counts in no norm.
     pub fn without_grad<P: Element>(param: &'a mut DeviceSlice<P>) -> Self {
         Self {
-            addresses: DeviceTensor::without_grad(param.as_device_ptr().as_raw()),
+            addresses: RawTensor::without_grad(param.as_device_ptr().as_raw()),
             len: param.len(),
             dtype: P::DTYPE,
             grad_len: None,
@@ -49,8 +49,13 @@ impl<'a> Tensor<'a> {
         }
     }
 
+    /// The addresses, unchecked.
+    pub(crate) fn raw(&self) -> RawTensor {
+        self.addresses
+    }
+
     /// The addresses, if lengths and formats are those that the spec says.
-    pub(crate) fn checked(&self, spec: &TensorSpec) -> Result<DeviceTensor> {
+    pub(crate) fn checked(&self, spec: &TensorSpec) -> Result<RawTensor> {
         let refuse = |problem: String| Err(Error::Tensor { tensor: spec.name.clone(), problem });
         if self.dtype != spec.dtype {
             return refuse(format!("was described as {} but is {}", spec.dtype, self.dtype));
@@ -64,7 +69,7 @@ impl<'a> Tensor<'a> {
                 refuse(format!("has {len} elements but its gradient has {grad_len}"))
             }
             // A gradient without elements has no address, which would mean a missing one.
-            _ if len == 0 => Ok(DeviceTensor::without_grad(self.addresses.param)),
+            _ if len == 0 => Ok(RawTensor::without_grad(self.addresses.param)),
             _ => Ok(self.addresses),
         }
     }

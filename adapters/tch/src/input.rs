@@ -1,6 +1,7 @@
 //! The scalars of a step.
 
 use rfdescent::DType;
+use rfdescent::optimizer::{RawInput, RawNumber};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -28,17 +29,58 @@ impl<'a> StepTensors<'a> {
     }
 }
 
+/// The scalars of a step; they keep the memory of those on the device.
+#[derive(Debug)]
+pub(crate) struct Scalars {
+    loss: Scalar,
+    grad_scale: Option<Scalar>,
+    found_inf: Option<Scalar>,
+}
+
+impl Scalars {
+    /// Finds them for a step on the given device. Reads tensors on the CPU only, so it never waits.
+    pub fn new(input: &StepTensors<'_>, device: Device) -> Result<Self> {
+        let optional =
+            |name, tensor: Option<&Tensor>| tensor.map(|tensor| as_f32(name, tensor, device)).transpose();
+        Ok(Self {
+            loss: scalar("loss", input.loss, device)?,
+            grad_scale: optional("grad_scale", input.grad_scale)?,
+            found_inf: optional("found_inf", input.found_inf)?,
+        })
+    }
+
+    /// As the library takes them.
+    pub fn raw(&self) -> RawInput {
+        let mut raw = RawInput::new(self.loss.raw());
+        raw.grad_scale = self.grad_scale.as_ref().map_or(raw.grad_scale, Scalar::raw);
+        raw.found_inf = self.found_inf.as_ref().map_or(raw.found_inf, Scalar::raw);
+        raw
+    }
+}
+
 /// A scalar, where a step on some device finds it.
 #[derive(Debug)]
-pub(crate) enum Scalar {
+enum Scalar {
     /// On the host.
     Value(f64),
     /// On the step's device.
     Device { tensor: Tensor, dtype: DType },
 }
 
-/// Finds a scalar for a step on the given device. Reads tensors on the CPU only, so it never waits.
-pub(crate) fn scalar(name: &str, tensor: &Tensor, device: Device) -> Result<Scalar> {
+impl Scalar {
+    fn raw(&self) -> RawNumber {
+        match self {
+            Scalar::Value(value) => RawNumber::Host(*value),
+            Scalar::Device { tensor, dtype } => {
+                let address = tensor.data_ptr().expose_provenance() as u64;
+                RawNumber::Address { address, dtype: *dtype }
+            }
+        }
+    }
+}
+
+/// Finds a scalar for a step on the given device.
+fn scalar(name: &str, tensor: &Tensor, device: Device) -> Result<Scalar> {
     if !tensor.defined() {
         return Err(Error::invalid(name, "undefined tensor", "give a tensor of one element"));
     }
@@ -66,10 +108,12 @@ pub(crate) fn scalar(name: &str, tensor: &Tensor, device: Device) -> Result<Scal
     }
 }
 
-/// A scalar as f32 on the step's device, wherever it was.
-pub(crate) fn device_f32(name: &str, tensor: &Tensor, device: Device) -> Result<Tensor> {
-    Ok(match scalar(name, tensor, device)? {
-        Scalar::Device { tensor, .. } => tensor.f_to_kind(Kind::Float)?,
+/// The same for what a device reads as f32 from its own memory, wherever the tensor is.
+fn as_f32(name: &str, tensor: &Tensor, device: Device) -> Result<Scalar> {
+    let tensor = match scalar(name, tensor, device)? {
+        Scalar::Value(value) if device == Device::Cpu => return Ok(Scalar::Value(value)),
         Scalar::Value(value) => Tensor::f_full([], value, (Kind::Float, device))?,
-    })
+        Scalar::Device { tensor, .. } => tensor.f_to_kind(Kind::Float)?,
+    };
+    Ok(Scalar::Device { tensor, dtype: DType::F32 })
 }

@@ -14,8 +14,8 @@ pub(crate) fn dtype(kind: Kind) -> Option<DType> {
     }
 }
 
-/// Whether a tensor is an array in memory at all: not sparse, nor in oneDNN's format, nor on a device of other kind. Only then
-/// tch's `data_ptr` and `stride` do not panic.
+/// Whether a tensor is an array in memory at all: not sparse, nor in oneDNN's format, nor on a device of
+/// other kind. Only then tch's `data_ptr` and `stride` do not panic.
 pub(crate) fn is_strided(tensor: &Tensor) -> bool {
     matches!(tensor.device(), Device::Cpu | Device::Cuda(_))
         && !tensor.is_sparse()

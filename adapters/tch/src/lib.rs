@@ -11,22 +11,20 @@
 //! current stream and never waits: the loss stays a tensor on the device.
 
 mod auto_fit;
-mod cpu;
-mod cuda;
 mod error;
 mod input;
 mod layout;
 mod optimizer;
-mod overlap;
 mod parameter;
 mod rfd;
+mod stream;
 
 pub use auto_fit::NetworkSampler;
 pub use error::{Error, Result};
 pub use input::StepTensors;
 pub use optimizer::Optimizer;
 pub use rfd::Rfd;
-pub use rfdescent::optimizer::{Adaptive, Anisotropy};
+pub use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
 
 /// The README's examples, compiled and run with the documentation's.
 #[cfg(doctest)]

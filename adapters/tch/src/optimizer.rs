@@ -5,22 +5,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Group, Method, Options, StepReport};
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{AnyOptimizer, Fitted, Group, Method, Options, StepReport};
 use tch::nn::{self, VarStore, Variables};
 use tch::{Device, Tensor};
 
-use crate::cpu::Cpu;
-use crate::cuda::Cuda;
 use crate::error::{Error, Result};
-use crate::input::StepTensors;
-use crate::parameter::{Parameter, Place};
-
-/// Where steps run.
-#[derive(Debug)]
-pub(crate) enum Backend {
-    Cpu(Box<Cpu>),
-    Cuda(Box<Cuda>),
-}
+use crate::input::{Scalars, StepTensors};
+use crate::parameter::Parameter;
+use crate::stream::current_stream;
 
 /// Random Function Descent over the variables of a store, with the look of tch's `nn::Optimizer`.
 /// [`Rfd`](crate::Rfd) builds it.
@@ -37,7 +30,7 @@ pub(crate) enum Backend {
 /// method says so.
 pub struct Optimizer {
     parameters: Vec<Parameter>,
-    backend: Backend,
+    inner: AnyOptimizer,
     /// Unsets gradients.
     gradients: nn::Optimizer,
     /// Those of the store, to notice new ones.
@@ -54,27 +47,14 @@ impl fmt::Debug for Optimizer {
     }
 }
 
-/// Calls a method that both of the library's optimizers have; the device's takes the stream as last argument.
-macro_rules! on_backend {
-    ($self:ident.$method:ident($($argument:expr),*)) => {
-        match &mut $self.backend {
-            Backend::Cpu(cpu) => cpu.optimizer.$method($($argument),*).map_err(Error::from),
-            Backend::Cuda(cuda) => {
-                let stream = cuda.stream()?;
-                cuda.optimizer.$method($($argument,)* stream).map_err(Error::from)
-            }
-        }
-    };
-}
-
 impl Optimizer {
     pub(crate) fn new(
         store: &VarStore,
         gradients: nn::Optimizer,
         parameters: Vec<Parameter>,
-        backend: Backend,
-    ) -> Result<Self> {
-        Ok(Self { parameters, backend, gradients, variables: store.variables_.clone() })
+        inner: AnyOptimizer,
+    ) -> Self {
+        Self { parameters, inner, gradients, variables: store.variables_.clone() }
     }
 
     /// Makes all gradients undefined.
@@ -118,11 +98,18 @@ impl Optimizer {
     /// As [`Optimizer::step`].
     pub fn step_with(&mut self, input: &StepTensors<'_>) -> Result<()> {
         self.check_store()?;
-        let places = self.parameters.iter().map(Parameter::place).collect::<Result<Vec<Place>>>()?;
-        match &mut self.backend {
-            Backend::Cpu(cpu) => cpu.step(&self.parameters, &places, input),
-            Backend::Cuda(cuda) => cuda.step(&places, input),
-        }
+        let (tensors, _gradients): (Vec<_>, Vec<_>) =
+            self.parameters.iter().map(Parameter::place).collect::<Result<_>>()?;
+        let scalars = Scalars::new(input, self.device())?;
+        let stream = self.stream()?;
+        // SAFETY: `place` has checked that parameters and gradients are dense tensors on this device, of the
+        // length and format that it says, and has exposed their addresses. The store keeps the parameters,
+        // this function gradients and scalars. On a CUDA device they may be dropped before the step has run:
+        // libtorch gives memory that was freed to later work of the same stream only. Its streams are those
+        // of the primary context. That no other thread uses the tensors meanwhile is what every in-place
+        // operation of tch asks for.
+        unsafe { self.inner.step(&tensors, &scalars.raw(), stream)? };
+        Ok(())
     }
 
     /// What the last step did that is finished; `None` before the first. Does not wait: on a CUDA device it
@@ -131,10 +118,7 @@ impl Optimizer {
     /// # Errors
     /// [`Error::Rfd`] when the device failed.
     pub fn report(&self) -> Result<Option<StepReport>> {
-        match &self.backend {
-            Backend::Cpu(cpu) => Ok(cpu.last),
-            Backend::Cuda(cuda) => Ok(cuda.optimizer.status()?),
-        }
+        Ok(self.inner.report()?)
     }
 
     /// What the last step did, after waiting for it.
@@ -142,10 +126,7 @@ impl Optimizer {
     /// # Errors
     /// [`Error::Rfd`] when the device failed.
     pub fn wait_report(&self) -> Result<Option<StepReport>> {
-        match &self.backend {
-            Backend::Cpu(cpu) => Ok(cpu.last),
-            Backend::Cuda(cuda) => Ok(cuda.optimizer.wait_status(cuda.stream()?)?),
-        }
+        Ok(self.inner.wait_report(self.stream()?)?)
     }
 
     /// Sets what step sizes are multiplied with, for schedulers; 1 at first. There is no learning rate to
@@ -154,7 +135,7 @@ impl Optimizer {
     /// # Errors
     /// [`Error::Rfd`] for a negative or non-finite number.
     pub fn set_lr(&mut self, multiplier: f64) -> Result<()> {
-        on_backend!(self.set_multiplier(multiplier))
+        Ok(self.inner.set_multiplier(multiplier, self.stream()?)?)
     }
 
     /// Sets what the learning rate of one group is multiplied with beside.
@@ -168,10 +149,11 @@ impl Optimizer {
     /// Sets the momentum of all groups.
     ///
     /// # Errors
-    /// [`Error::Rfd`] for a number outside [0, 1), or other than 0 with the adaptive method, which averages
-    /// gradients itself.
+    /// [`Error::Rfd`] for a number outside [0, 1), and with the adaptive method, which averages gradients
+    /// itself.
     pub fn set_momentum(&mut self, momentum: f64) -> Result<()> {
-        self.change_groups(|group| group.momentum = momentum)
+        let fitted = self.fitted(momentum)?;
+        self.set_method(fitted.with_momentum(momentum))
     }
 
     /// Sets the momentum of one group.
@@ -179,7 +161,17 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::set_momentum`], or for a group that does not exist.
     pub fn set_momentum_group(&mut self, group: usize, momentum: f64) -> Result<()> {
-        self.change_group(group, |group| group.momentum = momentum)
+        let mut fitted = self.fitted(momentum)?;
+        let count = self.options().groups.len();
+        if group >= count {
+            return Err(Error::invalid("group", group, format!("there are {count} groups")));
+        }
+        if fitted.momentum.len() < count {
+            let shared = fitted.momentum.first().copied().unwrap_or_default();
+            fitted.momentum = vec![shared; count];
+        }
+        fitted.momentum[group] = momentum;
+        self.set_method(fitted)
     }
 
     /// Sets the decoupled weight decay of all groups.
@@ -204,31 +196,26 @@ impl Optimizer {
     /// # Errors
     /// [`Error::Rfd`] for a value outside its domain, or a group that does not exist.
     pub fn set_group(&mut self, index: usize, group: Group) -> Result<()> {
-        on_backend!(self.set_group(index, group))
+        Ok(self.inner.set_group(index, group, self.stream()?)?)
     }
 
-    /// Sets 1/b for the S-RFD correction, [`Options::inv_batch_size`].
+    /// Replaces the settings of the method: of [`Fitted`] momentum and batch size may change, of
+    /// [`Adaptive`](crate::Adaptive) nothing.
     ///
     /// # Errors
-    /// [`Error::Rfd`] for a negative or non-finite number.
-    pub fn set_inv_batch_size(&mut self, inv_batch_size: f64) -> Result<()> {
-        on_backend!(self.set_inv_batch_size(inv_batch_size))
+    /// [`Error::Rfd`] for another method, a setting that can't change, or a value outside its domain.
+    pub fn set_method(&mut self, method: impl Into<Method>) -> Result<()> {
+        Ok(self.inner.set_method(method, self.stream()?)?)
     }
 
     /// The options in force, named groups included.
     pub fn options(&self) -> &Options {
-        match &self.backend {
-            Backend::Cpu(cpu) => cpu.optimizer.options(),
-            Backend::Cuda(cuda) => cuda.optimizer.options(),
-        }
+        self.inner.options()
     }
 
     /// How steps are chosen.
     pub fn method(&self) -> &Method {
-        match &self.backend {
-            Backend::Cpu(cpu) => cpu.optimizer.method(),
-            Backend::Cuda(cuda) => cuda.optimizer.method(),
-        }
+        self.inner.method()
     }
 
     /// The fitted covariance model; `None` with the adaptive method.
@@ -252,8 +239,8 @@ impl Optimizer {
     ///
     /// # Errors
     /// [`Error::Rfd`] when the file can't be written.
-    pub fn save_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        on_backend!(self.save_state(path.as_ref()))
+    pub fn save_state(&self, path: impl AsRef<Path>) -> Result<()> {
+        Ok(self.inner.save_state(path.as_ref(), self.stream()?)?)
     }
 
     /// Loads a state that was saved for the same variables. Waits for the device.
@@ -262,15 +249,15 @@ impl Optimizer {
     /// [`Error::Rfd`] says what is damaged, which variable differs in name, shape or kind, or which option
     /// was on when the state was saved and is off now. The optimizer is then as it was.
     pub fn load_state(&mut self, path: impl AsRef<Path>) -> Result<()> {
-        on_backend!(self.load_state(path.as_ref()))
+        Ok(self.inner.load_state(path.as_ref(), self.stream()?)?)
     }
 
     /// The state as the bytes of such a file.
     ///
     /// # Errors
     /// [`Error::Rfd`] when the device fails.
-    pub fn state_to_bytes(&mut self) -> Result<Vec<u8>> {
-        on_backend!(self.state_to_bytes())
+    pub fn state_to_bytes(&self) -> Result<Vec<u8>> {
+        Ok(self.inner.state_to_bytes(self.stream()?)?)
     }
 
     /// Loads a state from the bytes of such a file.
@@ -278,7 +265,7 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::load_state`].
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        on_backend!(self.load_state_from_bytes(bytes))
+        Ok(self.inner.load_state_from_bytes(bytes, self.stream()?)?)
     }
 
     fn change_group(&mut self, index: usize, change: impl FnOnce(&mut Group)) -> Result<()> {
@@ -290,6 +277,22 @@ impl Optimizer {
 
     fn change_groups(&mut self, change: impl Fn(&mut Group)) -> Result<()> {
         (0..self.options().groups.len()).try_for_each(|index| self.change_group(index, &change))
+    }
+
+    /// The fitted method, to be given a momentum.
+    fn fitted(&self, momentum: f64) -> Result<Fitted> {
+        match self.method() {
+            Method::Fitted(fitted) => Ok(fitted.clone()),
+            Method::Adaptive(_) => {
+                let expected = "the adaptive method averages gradients itself, see `Adaptive::averaging`";
+                Err(Error::invalid("momentum", momentum, expected))
+            }
+        }
+    }
+
+    /// libtorch's current stream on the device.
+    fn stream(&self) -> Result<Stream> {
+        current_stream(self.device())
     }
 
     /// An error when the store's list of trainable variables is not the one that the optimizer was made for.

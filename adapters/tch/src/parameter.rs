@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::PoisonError;
 
 use rfdescent::DType;
-use rfdescent::optimizer::TensorSpec;
+use rfdescent::optimizer::{RawTensor, TensorSpec};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
@@ -22,27 +22,6 @@ pub(crate) struct Parameter {
     size: Vec<i64>,
     dtype: DType,
     device: Device,
-}
-
-/// Where a parameter and its gradient lie in one step.
-#[derive(Debug)]
-pub(crate) struct Place {
-    /// The parameter's first element.
-    pub param: *mut c_void,
-    /// Number of elements of both.
-    pub len: usize,
-    /// Missing where the variable has none.
-    pub grad: Option<Gradient>,
-}
-
-/// A gradient whose elements are in the order of the parameter's.
-#[derive(Debug)]
-pub(crate) struct Gradient {
-    /// Its first element.
-    pub first: *const c_void,
-    pub dtype: DType,
-    /// Keeps the memory.
-    _tensor: Tensor,
 }
 
 /// The trainable variables of a store in the order in which they were made, each with its group in the store.
@@ -111,26 +90,24 @@ impl Parameter {
         self.device
     }
 
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Where the parameter and its gradient lie now.
+    /// Where the parameter and its gradient lie now, and the tensor that keeps the gradient's memory.
     ///
     /// A gradient whose elements are in another order, or expanded, is copied into the parameter's order, on
     /// the device and its current stream.
     ///
     /// # Errors
     /// Names a parameter that is no longer what it was, and a gradient that can't be used, with the remedy.
-    pub fn place(&self) -> Result<Place> {
+    pub fn place(&self) -> Result<(RawTensor, Option<Tensor>)> {
         let stride = self.check()?;
-        // Sizes of a tensor are not negative, and their product is one that libtorch has allocated.
-        let len = self.size.iter().product::<i64>() as usize;
+        let param = address(&self.tensor);
         let grad = self.tensor.f_grad()?;
-        let grad = if grad.defined() { Some(self.gradient(grad, &stride)?) } else { None };
-        let param = self.tensor.data_ptr();
-        self.check_alignment("parameter", param.addr(), self.dtype)?;
-        Ok(Place { param, len, grad })
+        if !grad.defined() {
+            return Ok((RawTensor::without_grad(param), None));
+        }
+        let (grad, dtype) = self.gradient(grad, &stride)?;
+        // An empty gradient has no address, which says that there is none: an empty tensor takes no part in
+        // a step anyway.
+        Ok((RawTensor::new(param, address(&grad), dtype), Some(grad)))
     }
 
     /// Whether the tensor is still the one that the optimizer was made for; its strides.
@@ -155,7 +132,8 @@ impl Parameter {
         Ok(stride)
     }
 
-    fn gradient(&self, grad: Tensor, param_stride: &[i64]) -> Result<Gradient> {
+    /// A gradient whose elements are in the order of the parameter's, and its format.
+    fn gradient(&self, grad: Tensor, param_stride: &[i64]) -> Result<(Tensor, DType)> {
         let refuse = |problem: String| Err(Error::tensor(&self.name, problem));
         if grad.is_sparse() || grad.is_mkldnn() {
             return refuse(
@@ -180,19 +158,11 @@ impl Parameter {
         } else {
             grad
         };
-        let first = tensor.data_ptr();
-        self.check_alignment("gradient", first.addr(), dtype)?;
-        Ok(Gradient { first, dtype, _tensor: tensor })
+        Ok((tensor, dtype))
     }
+}
 
-    /// Tensors over memory that is not libtorch's own may lie anywhere.
-    fn check_alignment(&self, what: &str, address: usize, dtype: DType) -> Result<()> {
-        if address.is_multiple_of(dtype.size()) {
-            return Ok(());
-        }
-        let problem = format!(
-            "its {what} lies at {address:#x}, which is not aligned to an {dtype}; copy it with `copy()`"
-        );
-        Err(Error::tensor(&self.name, problem))
-    }
+/// Of the first element; 0 where there are none.
+fn address(tensor: &Tensor) -> u64 {
+    tensor.data_ptr().expose_provenance() as u64
 }

@@ -1,14 +1,12 @@
 //! The configuration that an optimizer is built from.
 
-use rfdescent::optimizer::{self, DeviceOptimizer, Group, Method, Options, TensorSpec};
+use rfdescent::device::Target;
+use rfdescent::optimizer::{AnyOptimizer, Group, Method, Options};
 use tch::Device;
 use tch::nn::{self, OptimizerConfig, VarStore};
 
-use crate::cpu::Cpu;
-use crate::cuda::Cuda;
 use crate::error::{Error, Result};
-use crate::optimizer::{Backend, Optimizer};
-use crate::overlap::check_apart;
+use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, trainable};
 
 /// Random Function Descent, to be built for a store: what tch's `nn::Sgd` is to its optimizer.
@@ -38,8 +36,8 @@ pub struct Rfd {
 }
 
 impl Rfd {
-    /// With a fitted [`Model`](rfdescent::covariance::Model) RFD as published; or
-    /// [`Adaptive`](crate::Adaptive), which needs no fit.
+    /// With a fitted [`Model`](rfdescent::covariance::Model) RFD as published, with [`Fitted`](crate::Fitted)
+    /// the same with momentum and other settings; or [`Adaptive`](crate::Adaptive), which needs no fit.
     pub fn new(method: impl Into<Method>) -> Self {
         Self { method: method.into(), options: Options::default(), prefixes: Vec::new() }
     }
@@ -51,7 +49,8 @@ impl Rfd {
 
     /// The same with a group of its own, after those of the options, for the variable of this name and all
     /// variables below it: `layer1` takes `layer1.weight`, not `layer10.weight`. Of several the longest name
-    /// counts; it takes precedence over the group that the store knows.
+    /// counts; it takes precedence over the group that the store knows. Momentum is the method's: a list of
+    /// it has a number for each named group too.
     pub fn group(mut self, name: impl Into<String>, group: Group) -> Self {
         self.prefixes.push((name.into(), group));
         self
@@ -70,7 +69,6 @@ impl Rfd {
         options.groups.extend(prefixes.iter().map(|(_, group)| *group));
         let (parameters, store_groups): (Vec<Parameter>, Vec<usize>) = trainable(store)?.into_iter().unzip();
         let device = common_device(&parameters)?;
-        check_apart(&parameters, &parameters.iter().map(Parameter::place).collect::<Result<Vec<_>>>()?)?;
         let mut taken = vec![false; prefixes.len()];
         let mut specs = Vec::with_capacity(parameters.len());
         for (parameter, store_group) in parameters.iter().zip(store_groups) {
@@ -91,11 +89,18 @@ impl Rfd {
                 "takes no trainable variable of the store; give the name of a variable or of a path above it";
             return Err(Error::invalid("group", &prefixes[k].0, expected));
         }
-        let backend = backend(method, options, specs, device)?;
+        let target = match device {
+            Device::Cuda(ordinal) => Target::Device(rfdescent::cuda::device(ordinal)?),
+            _ => Target::Cpu,
+        };
+        let mut optimizer = AnyOptimizer::new(method, options, specs, &target)?;
+        let (tensors, _gradients): (Vec<_>, Vec<_>) =
+            parameters.iter().map(Parameter::place).collect::<Result<_>>()?;
+        optimizer.check_tensors(&tensors)?;
         // Only libtorch's own optimizers can make gradients undefined again, so that a parameter without a
         // part in the next loss is left alone; this one does nothing else.
         let gradients = nn::Sgd::default().build(store, 0.0)?;
-        Optimizer::new(store, gradients, parameters, backend)
+        Ok(Optimizer::new(store, gradients, parameters, optimizer))
     }
 }
 
@@ -127,14 +132,4 @@ fn longest_prefix(prefixes: &[(String, Group)], name: &str) -> Option<usize> {
         .filter(|(_, (prefix, _))| takes(prefix))
         .max_by_key(|(_, (prefix, _))| prefix.len())
         .map(|(k, _)| k)
-}
-
-fn backend(method: Method, options: Options, specs: Vec<TensorSpec>, device: Device) -> Result<Backend> {
-    let Device::Cuda(ordinal) = device else {
-        let optimizer = optimizer::Optimizer::new(method, options, specs)?;
-        return Ok(Backend::Cpu(Box::new(Cpu::new(optimizer))));
-    };
-    let device = rfdescent::cuda::device(ordinal)?;
-    let optimizer = DeviceOptimizer::new(method, options, specs, &device)?;
-    Ok(Backend::Cuda(Box::new(Cuda::new(optimizer, ordinal))))
 }

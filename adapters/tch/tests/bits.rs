@@ -5,10 +5,9 @@ mod support;
 
 use half::{bf16, f16};
 use proptest::prelude::*;
-use rfdescent::covariance::StepRule;
 use rfdescent::optimizer::{self, Group, Method, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, ParamMut};
-use rfdescent_tch::{Adaptive, Anisotropy, Rfd, StepTensors};
+use rfdescent_tch::{Adaptive, Anisotropy, Fitted, Rfd, StepTensors};
 use tch::{Kind, Tensor};
 
 use support::{model, plant_gradient, store};
@@ -186,12 +185,10 @@ fn case(groups: usize) -> impl Strategy<Value = Case> {
 }
 
 fn group() -> impl Strategy<Value = Group> {
-    let momentum = prop_oneof![Just(0.0), Just(0.9)];
-    (0.5_f64..2.0, 0.0_f64..2.0, momentum, prop_oneof![Just(0.0), Just(1e-3)], any::<bool>()).prop_map(
-        |(length_scale_factor, multiplier, momentum, weight_decay, norm_lock)| Group {
+    (0.5_f64..2.0, 0.0_f64..2.0, prop_oneof![Just(0.0), Just(1e-3)], any::<bool>()).prop_map(
+        |(length_scale_factor, multiplier, weight_decay, norm_lock)| Group {
             length_scale_factor,
             multiplier,
-            momentum,
             weight_decay,
             norm_lock,
         },
@@ -203,36 +200,32 @@ fn options() -> impl Strategy<Value = Options> {
         prop::collection::vec(group(), 1..3),
         any::<bool>(),
         prop::option::of(any::<u64>()),
-        prop_oneof![Just(0.0), Just(1.0 / 64.0)],
         prop::option::of(0.1_f64..1.0),
         0.1_f64..2.0,
     )
-        .prop_map(
-            |(groups, master_weights, stochastic_rounding, inv_batch_size, max_step_size, multiplier)| {
-                Options {
-                    rule: StepRule::default(),
-                    inv_batch_size,
-                    multiplier,
-                    max_step_size,
-                    stochastic_rounding,
-                    master_weights,
-                    groups,
-                }
-            },
-        )
+        .prop_map(|(groups, master_weights, stochastic_rounding, max_step_size, multiplier)| Options {
+            multiplier,
+            max_step_size,
+            stochastic_rounding,
+            master_weights,
+            groups,
+        })
 }
 
-/// A method with the options that it allows.
+/// A method with options.
 fn method() -> impl Strategy<Value = (Method, Options)> {
-    let published = options().prop_map(|options| (model().into(), options));
-    let averaging = prop_oneof![Just(0.0), Just(0.9)];
-    let adaptive = (options(), averaging, any::<bool>()).prop_map(|(mut options, averaging, isotropic)| {
-        options.inv_batch_size = 0.0;
-        options.groups.iter_mut().for_each(|group| group.momentum = 0.0);
+    let momentum = || prop_oneof![Just(0.0), Just(0.9)];
+    let fitted = (options(), [momentum(), momentum()], prop_oneof![Just(0.0), Just(1.0 / 64.0)]).prop_map(
+        |(options, momentum, inv_batch_size)| {
+            let momentum = momentum[..options.groups.len()].to_vec();
+            (Fitted { momentum, inv_batch_size, ..Fitted::new(model()) }.into(), options)
+        },
+    );
+    let adaptive = (options(), momentum(), any::<bool>()).prop_map(|(options, averaging, isotropic)| {
         let anisotropy = if isotropic { Anisotropy::Isotropic } else { Anisotropy::Tensorwise };
         (Adaptive { anisotropy, averaging, loss_bound: 0.0 }.into(), options)
     });
-    prop_oneof![published, adaptive]
+    prop_oneof![fitted, adaptive]
 }
 
 /// Some numbers of order 1 that depend on all of the arguments.

@@ -4,7 +4,7 @@
 mod support;
 
 use rfdescent::optimizer::{Group, Options, StepReport};
-use rfdescent_tch::{Rfd, StepTensors};
+use rfdescent_tch::{Fitted, Rfd, StepTensors};
 use tch::nn::VarStore;
 use tch::{Cuda, Device, Kind, Tensor};
 
@@ -38,9 +38,10 @@ fn run(device: Device) -> (Vec<Tensor>, Vec<StepReport>) {
     }
     let plain = store.root().add("unused", Tensor::ones([3], (Kind::Float, device)), true);
     let _ = store.root().add("empty", Tensor::ones([0], (Kind::Float, device)), true);
-    let groups = vec![Group { momentum: 0.9, weight_decay: 1e-3, ..Group::default() }, Group::default()];
+    let method = Fitted { momentum: vec![0.9, 0.0], ..Fitted::new(model()) };
+    let groups = vec![Group { weight_decay: 1e-3, ..Group::default() }, Group::default()];
     let options = Options { groups, stochastic_rounding: Some(7), ..Options::default() };
-    let mut optimizer = Rfd::new(model()).options(options).build(&store).unwrap();
+    let mut optimizer = Rfd::new(method).options(options).build(&store).unwrap();
     let variables = optimizer.trainable_variables();
     let scale = Tensor::from(4.0_f32).to_device(device);
     let mut reports = Vec::new();

@@ -5,14 +5,18 @@ mod support;
 use rfdescent::DType;
 use rfdescent::optimizer::{self, Group, Options, Outcome, SkipReason, StepInput, TensorSpec};
 use rfdescent::{GradRef, ParamMut};
-use rfdescent_tch::{Adaptive, Optimizer, Rfd, StepTensors};
+use rfdescent_tch::{Adaptive, Fitted, Optimizer, Rfd, StepTensors};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
 
 use support::{floats, loss, model, plant_gradient, store, variable};
 
+fn moving() -> Fitted {
+    Fitted::new(model()).with_momentum(0.5)
+}
+
 fn decay() -> Options {
-    let group = Group { momentum: 0.5, weight_decay: 0.1, ..Group::default() };
+    let group = Group { weight_decay: 0.1, ..Group::default() };
     Options { groups: vec![group], ..Options::default() }
 }
 
@@ -24,13 +28,13 @@ fn backward_step_is_the_librarys_step_with_the_networks_gradients() {
         .add(nn::linear(store.root() / "a", 5, 7, Default::default()))
         .add_fn(Tensor::relu)
         .add(nn::linear(store.root() / "b", 7, 3, Default::default()));
-    let mut ours = Rfd::new(model()).options(decay()).build(&store).unwrap();
+    let mut ours = Rfd::new(moving()).options(decay()).build(&store).unwrap();
     let shapes: [(&str, &[usize]); 4] =
         [("a.weight", &[7, 5]), ("a.bias", &[7]), ("b.weight", &[3, 7]), ("b.bias", &[3])];
     // tch's linear layers make the bias first.
     let order = [1, 0, 3, 2];
     let specs = order.map(|k| TensorSpec::new(shapes[k].0, shapes[k].1, DType::F32)).to_vec();
-    let mut theirs = optimizer::Optimizer::new(model(), decay(), specs.clone()).unwrap();
+    let mut theirs = optimizer::Optimizer::new(moving(), decay(), specs.clone()).unwrap();
     let variables = ours.trainable_variables();
     let inputs = Tensor::randn([16, 5], (Kind::Float, Device::Cpu));
     let targets = Tensor::from_slice(&[0_i64, 1, 2, 1].repeat(4));
@@ -48,7 +52,7 @@ fn backward_step_is_the_librarys_step_with_the_networks_gradients() {
     }
     assert_eq!(ours.wait_report().unwrap().unwrap().applied_steps, 5);
     // The library loads the state: names, shapes and order are those above.
-    let mut fresh = optimizer::Optimizer::new(model(), decay(), specs).unwrap();
+    let mut fresh = optimizer::Optimizer::new(moving(), decay(), specs).unwrap();
     fresh.load_state_from_bytes(&ours.state_to_bytes().unwrap()).unwrap();
     assert_eq!(fresh.applied_steps(), 5);
 }
@@ -57,7 +61,7 @@ fn backward_step_is_the_librarys_step_with_the_networks_gradients() {
 fn a_variable_without_gradient_is_left_alone() {
     let store = store();
     let (a, b) = (variable(&store, "a", &[1.0, 2.0]), variable(&store, "b", &[3.0]));
-    let mut optimizer = Rfd::new(model()).options(decay()).build(&store).unwrap();
+    let mut optimizer = Rfd::new(moving()).options(decay()).build(&store).unwrap();
     // Both have a part in the first loss, one in the second; decay and momentum would move the other.
     optimizer.backward_step(&(&a * &b).sum(Kind::Float)).unwrap();
     assert!(floats(&a)[0] != 1.0 && floats(&b)[0] != 3.0);
@@ -86,7 +90,7 @@ fn gradients_accumulate_until_they_are_unset() {
 fn steps_that_can_not_be_taken_change_nothing_and_say_why() {
     let store = store();
     let a = variable(&store, "a", &[1.0, 2.0]);
-    let mut optimizer = Rfd::new(model()).options(decay()).build(&store).unwrap();
+    let mut optimizer = Rfd::new(moving()).options(decay()).build(&store).unwrap();
     assert_eq!(optimizer.report().unwrap(), None);
     let mut skipped = |gradient: f32, input: &StepTensors<'_>| {
         plant_gradient(&a, &Tensor::from_slice(&[gradient, 1.0]));
@@ -158,7 +162,7 @@ fn settings_reach_the_step() {
         &(|o: &mut Optimizer| o.set_lr_group(0, 0.5).unwrap()) as &dyn Fn(&mut Optimizer),
         &|o| o.set_momentum(0.9).unwrap(),
         &|o| o.set_weight_decay(0.1).unwrap(),
-        &|o| o.set_inv_batch_size(1.0 / 32.0).unwrap(),
+        &|o| o.set_method(Fitted { inv_batch_size: 1.0 / 32.0, ..Fitted::new(model()) }).unwrap(),
         &|o| o.set_group(0, Group { norm_lock: true, ..Group::default() }).unwrap(),
     ] {
         assert_ne!(run(change).0, plain);
@@ -172,8 +176,47 @@ fn settings_reach_the_step() {
         for refused in [o.set_lr(-1.0), o.set_momentum(1.0), o.set_weight_decay_group(1, 0.0)] {
             refused.unwrap_err();
         }
-        assert!(o.set_lr_group(7, 1.0).unwrap_err().to_string().contains("there are 1 groups"));
+        for refused in [o.set_lr_group(7, 1.0), o.set_momentum_group(7, 0.5)] {
+            assert!(refused.unwrap_err().to_string().contains("there are 1 groups"));
+        }
     });
+}
+
+#[test]
+fn momentum_goes_by_group() {
+    let run = |build: &dyn Fn(&nn::VarStore) -> Optimizer| {
+        let store = store();
+        let (a, b) = (variable(&store, "a", &[1.0]), variable(&store, "b", &[1.0]));
+        let mut optimizer = build(&store);
+        for _ in 0..2 {
+            optimizer.zero_grad().unwrap();
+            (&a + &b).sum(Kind::Float).backward();
+            optimizer.step(&loss(2.0)).unwrap();
+        }
+        (floats(&a), floats(&b))
+    };
+    // Group 0 is that of the options, which `a` is in; `b` has one by its name.
+    let rfd = |momentum: &[f64]| {
+        let method = Fitted { momentum: momentum.to_vec(), ..Fitted::new(model()) };
+        Rfd::new(method).group("b", Group::default())
+    };
+    let from_the_start = run(&|store| rfd(&[0.0, 0.5]).build(store).unwrap());
+    assert_ne!(from_the_start.0, from_the_start.1);
+    let set = run(&|store| {
+        let mut optimizer = rfd(&[]).build(store).unwrap();
+        optimizer.set_momentum_group(1, 0.5).unwrap();
+        optimizer
+    });
+    assert_eq!(set, from_the_start);
+    let shared = run(&|store| rfd(&[0.5]).build(store).unwrap());
+    assert_eq!((&shared.0, &shared.0), (&shared.1, &from_the_start.1));
+    let message = rfd(&[0.0, 0.5, 0.5]).build(&{
+        let store = store();
+        let _ = variable(&store, "b", &[1.0]);
+        store
+    });
+    let message = message.unwrap_err().to_string();
+    assert!(message.contains("number of momentum = 3") && message.contains("2 groups"), "{message}");
 }
 
 #[test]
@@ -188,12 +231,12 @@ fn a_saved_state_goes_on_as_if_there_had_been_no_break() {
     };
     let first = store();
     let a = variable(&first, "a", &[1.0, 2.0]);
-    let mut optimizer = Rfd::new(model()).options(decay()).build(&first).unwrap();
+    let mut optimizer = Rfd::new(moving()).options(decay()).build(&first).unwrap();
     steps(&mut optimizer, &a, 2);
     optimizer.save_state(&path).unwrap();
     let second = store();
     let b = variable(&second, "a", &floats(&a));
-    let mut resumed = Rfd::new(model()).options(decay()).build(&second).unwrap();
+    let mut resumed = Rfd::new(moving()).options(decay()).build(&second).unwrap();
     resumed.load_state(&path).unwrap();
     steps(&mut optimizer, &a, 3);
     steps(&mut resumed, &b, 3);
@@ -202,7 +245,7 @@ fn a_saved_state_goes_on_as_if_there_had_been_no_break() {
 
     let other = store();
     let _ = variable(&other, "other", &[1.0, 2.0]);
-    let mut wrong = Rfd::new(model()).options(decay()).build(&other).unwrap();
+    let mut wrong = Rfd::new(moving()).options(decay()).build(&other).unwrap();
     let message = wrong.load_state(&path).unwrap_err().to_string();
     assert!(message.contains("`a`") && message.contains("`other`"), "{message}");
     assert!(wrong.load_state(folder.path().join("none")).unwrap_err().to_string().contains("none"));
@@ -258,7 +301,7 @@ fn stores_that_do_not_fit_are_refused() {
     let _ = overlapping.root().add("a", memory.narrow(0, 0, 3).detach(), true);
     let _ = overlapping.root().add("b", memory.narrow(0, 2, 2).detach(), true);
     let text = message(&overlapping, Rfd::new(model()));
-    assert!(text.contains("`b`: shares memory with `a`"), "{text}");
+    assert!(text.contains("`b`: its parameter shares memory with the parameter of `a`"), "{text}");
 
     let store = store();
     let path = store.root().set_group(3) / "layer";
@@ -288,7 +331,7 @@ fn gradients_that_do_not_fit_are_refused_by_name() {
     // The gradient's memory is the parameter's own.
     plant_gradient(&embedding.ws, &embedding.ws.detach());
     let message = optimizer.step(&loss(1.0)).unwrap_err().to_string();
-    assert!(message.contains("shares memory with the gradient of `words.weight`"), "{message}");
+    assert!(message.contains("its gradient shares memory with the parameter of `words.weight`"), "{message}");
     optimizer.zero_grad().unwrap();
     plant_gradient(&embedding.ws, &Tensor::ones([2, 3], (Kind::Float, Device::Cpu)));
     let message = optimizer.step(&loss(1.0)).unwrap_err().to_string();
@@ -365,7 +408,7 @@ fn empty_and_channels_last_variables_train() {
 }
 
 #[test]
-fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
+fn the_adaptive_method_needs_no_model_and_takes_no_momentum() {
     let store = store();
     let a = variable(&store, "a", &[1.0, 2.0]);
     let adaptive = Adaptive { averaging: 0.8, ..Adaptive::default() };
@@ -373,16 +416,15 @@ fn the_adaptive_method_needs_no_model_and_names_what_is_for_one() {
     assert!(optimizer.model().is_none());
     optimizer.backward_step(&a.square().sum(Kind::Float)).unwrap();
     assert!(floats(&a)[0] < 1.0);
-    // Its own momentum stays as it is where other settings of the group are changed.
     optimizer.set_weight_decay(0.1).unwrap();
-    assert_eq!(optimizer.options().groups[0].momentum, 0.8);
-    assert!(optimizer.set_momentum(0.5).unwrap_err().to_string().contains("averag"));
+    for refused in [optimizer.set_momentum(0.5), optimizer.set_momentum_group(0, 0.5)] {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("momentum = 0.5") && text.contains("`Adaptive::averaging`"), "{text}");
+    }
+    let text = optimizer.set_method(model()).unwrap_err().to_string();
+    assert!(text.contains("method = fitted") && text.contains("adaptive"), "{text}");
     // A loss that can be negative needs its bound.
     optimizer.step(&loss(-0.5)).unwrap();
     let outcome = optimizer.report().unwrap().unwrap().outcome;
     assert_eq!(outcome, Outcome::Skipped(SkipReason::LossBelowBound));
-
-    let of_the_model = Options { inv_batch_size: 0.1, ..Options::default() };
-    let text = Rfd::new(adaptive).options(of_the_model).build(&store).err().unwrap().to_string();
-    assert!(text.contains("inv_batch_size") && text.contains("adaptive"), "{text}");
 }

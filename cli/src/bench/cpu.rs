@@ -1,5 +1,5 @@
-//! Steps on the processor, as published and adaptive, in turn with a plain loop that moves as many bytes as
-//! the first.
+//! Steps on the processor, of the fitted and of the adaptive method, in turn with a plain loop that moves as
+//! many bytes as the first.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -44,7 +44,7 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
         largest_error = largest_error.max(error);
         Ok::<_, CliError>(optimizer)
     };
-    let mut published = checked(case.published())?;
+    let mut fitted = checked(case.fitted())?;
     let mut adaptive = checked(Adaptive::default().into())?;
     drop(before);
     black_box(plain_loop(&mut plain_params, &plain_grads));
@@ -53,7 +53,7 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     let started = Instant::now();
     for round in 1..=*ROUNDS.end() {
         for _ in 0..REPEATS {
-            steps.push(step(&mut published, &mut params)?.1);
+            steps.push(step(&mut fitted, &mut params)?.1);
         }
         for _ in 0..REPEATS {
             adaptive_steps.push(step(&mut adaptive, &mut params)?.1);
@@ -70,7 +70,7 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
     Ok(Measured {
         steps: steps.len() as u64,
         step: median(steps),
-        adaptive_step: Some(median(adaptive_steps)),
+        adaptive_step: median(adaptive_steps),
         plain_loop: Some(median(plain)),
         largest_error,
     })

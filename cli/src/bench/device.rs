@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use rfdescent::device::Device;
+use rfdescent::optimizer::{Adaptive, Method};
 
 use super::device_steps::DeviceSteps;
 use super::{Case, Element, Measured, applied, wrong};
@@ -12,13 +13,32 @@ use crate::error::CliError;
 const SECONDS: f64 = 0.5;
 const MOST: u64 = 1 << 17;
 
-/// The mean over the last and longest measurement.
+/// Both methods, one after the other.
 pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, CliError> {
+    let fitted = measure_method::<E>(case, case.fitted(), device)?;
+    let adaptive = measure_method::<E>(case, Adaptive::default().into(), device)?;
+    Ok(Measured {
+        steps: fitted.steps,
+        step: fitted.step,
+        adaptive_step: adaptive.step,
+        plain_loop: None,
+        largest_error: fitted.largest_error.max(adaptive.largest_error),
+    })
+}
+
+struct OfMethod {
+    steps: u64,
+    /// The mean over the last and longest measurement.
+    step: f64,
+    largest_error: f64,
+}
+
+fn measure_method<E: Element>(case: &Case, method: Method, device: &Device) -> Result<OfMethod, CliError> {
     let (before, grads) = (case.params::<E>()?, case.grads::<E>()?);
-    let mut run = DeviceSteps::new(case, &before, &grads, device)?;
+    let mut run = DeviceSteps::new(case, &method, &before, &grads, device)?;
     run.step()?;
     let report = run.wait()?;
-    let largest_error = case.check(&case.published(), &before, &grads, &run.params()?, &report)?;
+    let largest_error = case.check(&method, &before, &grads, &run.params()?, &report)?;
 
     let mut taken = 1;
     let mut steps = 4;
@@ -36,7 +56,7 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
         }
         if seconds >= SECONDS || steps >= MOST {
             let step = seconds / steps as f64;
-            return Ok(Measured { steps, step, adaptive_step: None, plain_loop: None, largest_error });
+            return Ok(OfMethod { steps, step, largest_error });
         }
         steps *= 2;
     }
@@ -53,7 +73,7 @@ mod tests {
         // More than one upload of CHUNK.
         let case = Case::new(super::super::device_steps::CHUNK + 1003, 5).unwrap();
         let measured = measure::<E>(&case, &shim.device()).unwrap();
-        assert!(measured.step > 0.0 && measured.plain_loop.is_none());
+        assert!(measured.step > 0.0 && measured.adaptive_step > 0.0 && measured.plain_loop.is_none());
         assert!(measured.largest_error > 0.0 && measured.largest_error <= 4.0 * E::ROUNDING);
     }
 

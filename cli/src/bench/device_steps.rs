@@ -1,7 +1,7 @@
 //! Tensors on a device and the steps on them: the one place where addresses must be vouched for.
 
 use rfdescent::device::{Device, DeviceBuffer, Stream};
-use rfdescent::optimizer::{DeviceInput, DeviceLoss, DeviceOptimizer, DeviceTensor, Options, StepReport};
+use rfdescent::optimizer::{DeviceOptimizer, Method, Options, RawInput, RawTensor, StepReport};
 
 use super::{Case, Element, LOSS, values};
 use crate::error::CliError;
@@ -14,7 +14,7 @@ pub struct DeviceSteps<E> {
     optimizer: DeviceOptimizer,
     params: DeviceBuffer,
     _grads: DeviceBuffer,
-    tensors: Vec<DeviceTensor>,
+    tensors: Vec<RawTensor>,
     total: usize,
     format: std::marker::PhantomData<E>,
 }
@@ -23,7 +23,13 @@ const STREAM: Stream = Stream::DEFAULT;
 
 impl<E: Element> DeviceSteps<E> {
     /// Copies parameters and gradients to the device.
-    pub fn new(case: &Case, params: &[E], grads: &[E], device: &Device) -> Result<Self, CliError> {
+    pub fn new(
+        case: &Case,
+        method: &Method,
+        params: &[E],
+        grads: &[E],
+        device: &Device,
+    ) -> Result<Self, CliError> {
         let (params, grads) = (upload(params, device)?, upload(grads, device)?);
         let mut start = 0;
         let tensors = case
@@ -32,18 +38,17 @@ impl<E: Element> DeviceSteps<E> {
             .map(|&len| {
                 let offset = (start * size_of::<E>()) as u64;
                 start += len;
-                DeviceTensor::new(params.address() + offset, grads.address() + offset, E::DTYPE)
+                RawTensor::new(params.address() + offset, grads.address() + offset, E::DTYPE)
             })
             .collect();
-        let optimizer =
-            DeviceOptimizer::new(case.model.clone(), Options::default(), case.specs::<E>(), device)?;
+        let optimizer = DeviceOptimizer::new(method.clone(), Options::default(), case.specs::<E>(), device)?;
         let format = std::marker::PhantomData;
         Ok(DeviceSteps { optimizer, params, _grads: grads, tensors, total: start, format })
     }
 
     /// Queues a step.
     pub fn step(&mut self) -> Result<(), CliError> {
-        let input = DeviceInput::new(DeviceLoss::Host(LOSS));
+        let input = RawInput::new(LOSS);
         // SAFETY: `new` cut the addresses from two buffers of the optimizer's device, which are as long as
         // all tensors in the optimizer's specs together. This struct owns them and gives them to no one, its
         // other calls wait for the stream, and freeing them waits for the work that was queued. The stream is
@@ -54,7 +59,7 @@ impl<E: Element> DeviceSteps<E> {
 
     /// Waits for all steps; what the last one did.
     pub fn wait(&self) -> Result<StepReport, CliError> {
-        let report = self.optimizer.wait_status(STREAM)?;
+        let report = self.optimizer.wait_report(STREAM)?;
         report.ok_or_else(|| super::wrong("the device tells of none".into()))
     }
 

@@ -88,10 +88,10 @@ pub struct Case {
 pub struct Measured {
     /// Steps that were timed, of each kind.
     pub steps: u64,
-    /// Wall time of one step of RFD as published, in seconds.
+    /// Wall time of one step of the fitted method, in seconds.
     pub step: f64,
-    /// The same of the adaptive method, where it was measured.
-    pub adaptive_step: Option<f64>,
+    /// The same of the adaptive method.
+    pub adaptive_step: f64,
     /// Wall time of a plain loop over as many bytes, in seconds.
     pub plain_loop: Option<f64>,
     /// Largest error of a parameter after the first step.
@@ -114,7 +114,7 @@ impl Case {
         Ok(Case { lengths, total, model: Model::new(Family::SquaredExponential, moments)? })
     }
 
-    fn published(&self) -> Method {
+    fn fitted(&self) -> Method {
         self.model.clone().into()
     }
 
@@ -153,8 +153,8 @@ impl Case {
             .map(|grads| grads.par_iter().map(|g| g.to_f64().powi(2)).sum())
             .collect();
         let rates = match method {
-            Method::Published(model) => {
-                vec![published_rate(model, squares.iter().sum::<f64>(), report)?; squares.len()]
+            Method::Fitted(fitted) => {
+                vec![fitted_rate(&fitted.model, squares.iter().sum::<f64>(), report)?; squares.len()]
             }
             Method::Adaptive(_) => self.adaptive_rates(&squares, report)?,
         };
@@ -188,8 +188,8 @@ impl Case {
     }
 }
 
-/// What gradients are multiplied with in a step of RFD as published.
-fn published_rate(model: &Model, squares: f64, report: &StepReport) -> Result<f64, CliError> {
+/// What gradients are multiplied with in a step of the fitted method.
+fn fitted_rate(model: &Model, squares: f64, report: &StepReport) -> Result<f64, CliError> {
     let grad_norm = squares.sqrt();
     let observation = Observation { loss: LOSS, grad_norm, inv_batch_size: 0.0 };
     let step = model
@@ -271,7 +271,7 @@ mod tests {
     fn a_wrong_parameter_is_found<E: Element>(relative: f32) {
         let case = Case::new(1003, 4).unwrap();
         assert_eq!(case.lengths, [251, 251, 251, 250]);
-        for method in [case.published(), Adaptive::default().into()] {
+        for method in [case.fitted(), Adaptive::default().into()] {
             a_wrong_parameter_of_is_found::<E>(&case, &method, relative);
         }
     }

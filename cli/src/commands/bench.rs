@@ -62,11 +62,11 @@ struct Report {
     /// What it reads and writes.
     bytes_per_parameter: usize,
     gb_per_second: f64,
-    /// The same of a step of the adaptive method; on the CPU only.
-    adaptive_step_us: Option<f64>,
+    /// The same of a step of the adaptive method.
+    adaptive_step_us: f64,
     adaptive_bytes_per_parameter: usize,
-    adaptive_gb_per_second: Option<f64>,
-    adaptive_over_step: Option<f64>,
+    adaptive_gb_per_second: f64,
+    adaptive_over_step: f64,
     /// Of a plain loop that moves as many bytes; on the CPU only.
     plain_loop_us: Option<f64>,
     plain_loop_gb_per_second: Option<f64>,
@@ -127,11 +127,10 @@ impl Report {
             step_us: measured.step * 1e6,
             bytes_per_parameter,
             gb_per_second: rate(measured.step),
-            adaptive_step_us: measured.adaptive_step.map(|seconds| seconds * 1e6),
+            adaptive_step_us: measured.adaptive_step * 1e6,
             adaptive_bytes_per_parameter,
-            adaptive_gb_per_second: (measured.adaptive_step)
-                .map(|seconds| rate_of(adaptive_bytes_per_parameter, seconds)),
-            adaptive_over_step: measured.adaptive_step.map(|seconds| seconds / measured.step),
+            adaptive_gb_per_second: rate_of(adaptive_bytes_per_parameter, measured.adaptive_step),
+            adaptive_over_step: measured.adaptive_step / measured.step,
             plain_loop_us: measured.plain_loop.map(|seconds| seconds * 1e6),
             plain_loop_gb_per_second: measured.plain_loop.map(rate),
             time_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
@@ -154,13 +153,9 @@ impl Report {
             rows.push(("plain loop", rate(us, gb)));
             rows.push(("step / plain", format!("{ratio:.2}")));
         }
-        if let (Some(us), Some(gb), Some(ratio)) =
-            (self.adaptive_step_us, self.adaptive_gb_per_second, self.adaptive_over_step)
-        {
-            rows.push(("adaptive step", rate(us, gb)));
-            rows.push(("bytes", bytes(self.adaptive_bytes_per_parameter)));
-            rows.push(("adaptive / step", format!("{ratio:.2}")));
-        }
+        rows.push(("adaptive step", rate(self.adaptive_step_us, self.adaptive_gb_per_second)));
+        rows.push(("bytes", bytes(self.adaptive_bytes_per_parameter)));
+        rows.push(("adaptive / step", format!("{:.2}", self.adaptive_over_step)));
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
         rows.iter().map(|(name, value)| format!("{name:<15} {value}\n")).collect()
     }

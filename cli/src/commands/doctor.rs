@@ -1,7 +1,7 @@
 //! `rfdescent doctor`: what this machine has, and where steps would run.
 
 use rfdescent::cuda::{self, DeviceReport, Report};
-use rfdescent::device::{Backend, Choice};
+use rfdescent::device::{Choice, Target};
 use serde_json::json;
 
 use crate::error::CliError;
@@ -18,7 +18,7 @@ pub struct DoctorArgs {
 
 /// Runs the command. A machine without CUDA is no error.
 pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
-    let (report, choice) = (cuda::report(), Backend::auto());
+    let (report, choice) = (cuda::report(), Target::auto());
     print(&if args.json { to_json(&report, &choice) } else { to_text(&report, &choice) })
 }
 
@@ -45,9 +45,9 @@ fn to_json(report: &Report, choice: &Choice) -> String {
             })
         })
         .collect();
-    let device = match &choice.backend {
-        Backend::Cpu => None,
-        Backend::Device(device) => Some(device.name()),
+    let device = match &choice.target {
+        Target::Cpu => None,
+        Target::Device(device) => Some(device.name()),
     };
     let value = json!({
         "version": env!("CARGO_PKG_VERSION"),

@@ -27,7 +27,7 @@ const MAX_BATCH: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Anisotropy {
-    /// All: RFD as published
+    /// All, as published
     #[value(alias = "none")]
     Isotropic,
     /// Those of a tensor

@@ -14,7 +14,7 @@ use crate::error::CliError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MethodKind {
-    /// RFD as published: the covariance is fitted to samples at random initialisations first
+    /// RFD as published, from a covariance that is fitted to samples at random initialisations first
     #[value(alias = "rfd")]
     Fitted,
     /// Without a fit, from what training itself shows

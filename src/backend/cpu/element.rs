@@ -12,7 +12,8 @@ use crate::tensor::ParamMut;
 pub(super) trait Compute:
     Copy + Send + Sync + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    /// Rounded to nearest; a value beyond the largest finite one becomes that one, so that 0·coefficient stays 0.
+    /// Rounded to nearest; a value beyond the largest finite one becomes that one, so that 0·coefficient
+    /// stays 0.
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
 }
@@ -47,8 +48,8 @@ pub(super) trait Load<T>: Copy + Send + Sync {
 
 /// A format that results in `T` can be written to.
 pub(super) trait Store<T>: Load<T> {
-    /// Lets `change` work on the values as `T`, in place where the formats agree, and writes them back rounded to
-    /// nearest, or stochastically where `bits` are given and the format is a half-precision one.
+    /// Lets `change` work on the values as `T`, in place where the formats agree, and writes them back
+    /// rounded to nearest, or stochastically where `bits` are given and the format is a half-precision one.
     fn modify(
         values: &mut [Self],
         buffer: &mut [T],
@@ -203,8 +204,8 @@ pub(super) fn narrow_f16(from: &[f32], to: &mut [f16]) {
     to.convert_from_f32_slice(from);
 }
 
-/// bf16 is the upper half of an f32. Written out, because the compiler turns this into vector code, which `half`'s
-/// conversion of one element is not.
+/// bf16 is the upper half of an f32. Written out, because the compiler turns this into vector code, which
+/// `half`'s conversion of one element is not.
 #[inline(always)]
 fn widen_bf16(from: &[bf16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {

@@ -1,7 +1,7 @@
 //! The processor's floating-point mode, set to IEEE defaults for the time of a computation.
 //!
-//! Host programs may have switched on flush-to-zero or another rounding mode, per thread, and threads inherit it from
-//! the thread that made them. Results must not depend on that.
+//! Host programs may have switched on flush-to-zero or another rounding mode, per thread, and threads inherit
+//! it from the thread that made them. Results must not depend on that.
 
 /// Holds the IEEE default mode on this thread until dropped, then restores what was set before.
 pub(crate) struct FloatEnvironment {
@@ -31,7 +31,8 @@ mod arch {
     use std::arch::asm;
 
     pub(super) type Mode = u32;
-    /// DAZ (6), exception masks (7 to 12), rounding (13, 14), FTZ (15); the sticky flags (0 to 5) are left alone.
+    /// DAZ (6), exception masks (7 to 12), rounding (13, 14), FTZ (15); the sticky flags (0 to 5) are left
+    /// alone.
     pub(super) const MODE_BITS: Mode = 0xFFC0;
     /// All exceptions masked, round to nearest, no flush to zero.
     pub(super) const DEFAULT: Mode = 0x1F80;
@@ -44,9 +45,9 @@ mod arch {
     }
 
     pub(super) fn write(mode: Mode) {
-        // SAFETY: ldmxcsr reads 4 bytes from a live, aligned u32. `mode` comes from `read` with only defined bits
-        // changed, so no reserved bit is set. Code compiled by Rust assumes the default mode, which is the one that is
-        // set; the caller's own mode comes back before its code runs again.
+        // SAFETY: ldmxcsr reads 4 bytes from a live, aligned u32. `mode` comes from `read` with only defined
+        // bits changed, so no reserved bit is set. Code compiled by Rust assumes the default mode, which is
+        // the one that is set; the caller's own mode comes back before its code runs again.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack)) };
     }
 }
@@ -68,8 +69,8 @@ mod arch {
     }
 
     pub(super) fn write(mode: Mode) {
-        // SAFETY: `mode` comes from `read` with mode bits cleared, which is the default that compiled Rust assumes; the
-        // caller's own mode comes back before its code runs again.
+        // SAFETY: `mode` comes from `read` with mode bits cleared, which is the default that compiled Rust
+        // assumes; the caller's own mode comes back before its code runs again.
         unsafe { asm!("msr fpcr, {}", in(reg) mode, options(nomem, nostack)) };
     }
 }

@@ -1,7 +1,8 @@
 //! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
 //!
-//! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`update`] changes parameters,
-//! [`element`] reads and writes number formats, [`rounding`] draws the bits of stochastic rounding.
+//! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`update`] changes
+//! parameters, [`element`] reads and writes number formats, [`rounding`] draws the bits of stochastic
+//! rounding.
 
 mod element;
 mod float_env;
@@ -16,14 +17,15 @@ pub(crate) use reduce::{LockSums, Moving, SquaredNorms, averaged_norms, lock_sum
 pub(crate) use rounding::StochasticBits;
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 
-/// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small model.
+/// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small
+/// model.
 const TASK: usize = 16 * sum::CHUNK;
 
 /// Below this many elements in the whole list one thread is faster than waking the others.
 const SERIAL_BELOW: usize = 2 * TASK;
 
-/// Runs a piece of work in IEEE mode and with the widest vectors that this processor has. Vectors change no result: every
-/// operation stays a separate IEEE one, in the same order.
+/// Runs a piece of work in IEEE mode and with the widest vectors that this processor has. Vectors change no
+/// result: every operation stays a separate IEEE one, in the same order.
 fn run<R>(work: impl FnOnce() -> R) -> R {
     let _ieee = FloatEnvironment::ieee();
     pulp::Arch::new().dispatch(work)

@@ -7,28 +7,29 @@ use super::element::{Compute, Load, Parameter, Store};
 use super::sum::{CHUNK, chunk_dot, tensor_sum};
 use super::update::{UpdateScalars, Velocity};
 use super::{SERIAL_BELOW, TASK, run};
+use crate::backend::abi::RFD_TINY_EXPONENT;
 use crate::numeric::{exponent_of, fold, power_of_two};
 use crate::tensor::{DType, GradRef, ParamMut};
 
-/// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or so small
-/// that their squares leave the range of f64.
+/// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or
+/// so small that their squares leave the range of f64.
 #[derive(Clone, Debug)]
 pub(crate) struct SquaredNorms {
     pub squares: Vec<f64>,
     pub exponent: i32,
 }
 
-/// Squared norms below this may have lost terms to underflow, which only f64 gradients can cause: the square of the
-/// smallest f32 is 2⁻²⁹⁸.
-const TINY: f64 = f64::from_bits((1023 - 900) << 52);
+/// Squared norms below this may have lost terms to underflow, which only f64 gradients can cause: the square
+/// of the smallest f32 is 2⁻²⁹⁸.
+const TINY: f64 = f64::from_bits(((1023 + RFD_TINY_EXPONENT) as u64) << 52);
 
 /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
 pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
-    rescued(grads, sums(grads, 1.0))
+    in_range(grads, sums(grads, 1.0))
 }
 
 /// Forms the sums of squares again where they left the range of f64.
-fn rescued(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
+fn in_range(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
     let mut norms = SquaredNorms { squares, exponent: 0 };
     let total = fold(&norms.squares);
     if total < TINY || total == f64::INFINITY {
@@ -73,7 +74,8 @@ pub(crate) struct Moving<'a> {
     pub decay: f64,
 }
 
-/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·decay − g·unscale as it will be stored.
+/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·decay − g·unscale as
+/// it will be stored.
 pub(crate) fn averaged_norms(
     grads: &[GradRef<'_>],
     moving: &[Moving<'_>],
@@ -98,7 +100,7 @@ pub(crate) fn averaged_norms(
         },
     );
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
-    (rescued(grads, squares), directions)
+    (in_range(grads, squares), directions)
 }
 
 /// ‖v‖² of a chunk of a new velocity that is stored as `V`.
@@ -146,7 +148,8 @@ fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
         let mut buffer = [0.0_f32; CHUNK];
         let g = G::load(g, &mut buffer);
         let sum = chunk_dot(g, g);
-        // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any scale.
+        // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any
+        // scale.
         if sum == 0.0 { 0.0 } else { sum * scale * scale }
     }
     match grad {
@@ -166,8 +169,8 @@ fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
     }
 }
 
-/// Runs `chunk(tensor, start, count)` over every chunk of every tensor, in parallel, and adds the `N` sums it returns in
-/// the fixed order.
+/// Runs `chunk(tensor, start, count)` over every chunk of every tensor, in parallel, and adds the `N` sums it
+/// returns in the fixed order.
 fn per_tensor<const N: usize>(
     lengths: &[usize],
     chunk: impl Fn(usize, usize, usize) -> [f64; N] + Sync,
@@ -202,8 +205,8 @@ fn per_tensor<const N: usize>(
         .collect()
 }
 
-/// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master weights)
-/// and −d the direction of the step: the gradient, or minus the new velocity.
+/// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master
+/// weights) and −d the direction of the step: the gradient, or minus the new velocity.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LockSums {
     pub parameter: f64,

@@ -1,7 +1,7 @@
 //! Stochastic rounding of f32 results to f16 and bf16, the same bits on every backend.
 //!
-//! Philox4x32-10 (Salmon et al., SC 2011) with key = seed and counter = (⌊element / 8⌋ in two words, tensor, step).
-//! One call gives 128 bits: 16 for each of 8 neighbouring elements, the lower half of a word first.
+//! Philox4x32-10 (Salmon et al., SC 2011) with key = seed and counter = (⌊element / 8⌋ in two words, tensor,
+//! step). One call gives 128 bits: 16 for each of 8 neighbouring elements, the lower half of a word first.
 
 use half::{bf16, f16};
 
@@ -32,7 +32,8 @@ impl StochasticBits {
             #[inline(always)]
             |x, r| {
                 let bits = x.to_bits();
-                // Adding r·2⁻¹⁶ units in the last place before truncation carries with the probability of the fraction.
+                // Adding r·2⁻¹⁶ units in the last place before truncation carries with the probability of the
+                // fraction.
                 let rounded = bits.wrapping_add(u32::from(r)) >> 16;
                 let special = (bits >> 16) | if x.is_nan() { 0x40 } else { 0 };
                 bf16::from_bits(if x.is_finite() { rounded } else { special } as u16)
@@ -53,7 +54,8 @@ impl StochasticBits {
                 }
                 let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
                 let magnitude = if x.abs() < f16::MIN_POSITIVE.to_f32() {
-                    // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with r/2¹⁶.
+                    // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with
+                    // r/2¹⁶.
                     let scaled = x.abs() * 16_777_216.0;
                     let below = scaled.floor();
                     below as u16 + u16::from(f32::from(r) < (scaled - below) * 65_536.0)
@@ -86,8 +88,8 @@ impl StochasticBits {
         }
     }
 
-    /// The bits of [`BATCH`] octets of elements from the given one on. The loops run over octets, so that they become
-    /// vector code.
+    /// The bits of [`BATCH`] octets of elements from the given one on. The loops run over octets, so that
+    /// they become vector code.
     #[inline(always)]
     fn draw(&self, octet: u64, random: &mut [[u16; OCTET]; BATCH]) {
         let octets: [u64; BATCH] = std::array::from_fn(|i| octet.wrapping_add(i as u64));

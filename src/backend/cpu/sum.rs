@@ -3,25 +3,36 @@
 //! ```text
 //! tensor   cut into chunks of 4096 elements, from its first element on; the last one may be shorter
 //! chunk    4 rows × 1024 columns; a column adds its 4 products from row 0 to row 3
-//!          a lane adds its 4 columns as (c0 + c2) + (c1 + c3); the 256 lanes fold in a tree
+//!          a leaf adds its 4 columns as (c0 + c2) + (c1 + c3); the 256 leaves fold in a tree
 //! segment  256 chunks fold in the same tree
 //! tensor   its segments fold; the list's total is the fold of its tensors
 //! ```
 //!
-//! A lane is what one GPU thread can hold: 16 bytes of f32 from each of 4 rows. The tree first joins lanes of the same
-//! group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial sum.
+//! A leaf is what one GPU thread can hold: 16 bytes of f32 from each of 4 rows. The tree first joins leaves
+//! of the same group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial
+//! sum.
 
 use super::element::Compute;
-use crate::numeric::{LEAVES as LANES, fold, tree};
+use crate::backend::abi;
+use crate::numeric::{LEAVES, fold, tree};
 
-/// Neighbouring elements of one row that a lane holds.
+/// Neighbouring elements of one row that a leaf holds.
 const QUAD: usize = 4;
 /// Columns of a chunk.
-const COLUMNS: usize = LANES * QUAD;
+const COLUMNS: usize = LEAVES * QUAD;
 /// Elements of a chunk.
 pub(super) const CHUNK: usize = 4 * COLUMNS;
 /// Chunks of a segment; the tree has this many leaves.
-const CHUNKS_PER_SEGMENT: usize = LANES;
+const CHUNKS_PER_SEGMENT: usize = LEAVES;
+
+// The kernels' numbers.
+const _: () = assert!(
+    LEAVES == abi::RFD_THREADS as usize
+        && COLUMNS == abi::RFD_COLUMNS as usize
+        && CHUNK == abi::RFD_CHUNK as usize
+        && CHUNK == COLUMNS * abi::RFD_ROWS as usize
+        && CHUNKS_PER_SEGMENT == abi::RFD_CHUNKS_PER_SEGMENT as usize
+);
 
 /// Σ x·y over at most one chunk. Products are formed in f64: exact unless an operand is f64 itself.
 #[inline(always)]
@@ -42,11 +53,11 @@ pub(super) fn chunk_dot<T: Compute>(x: &[T], y: &[T]) -> f64 {
             }
         }
     }
-    let mut lanes = [0.0; LANES];
-    for (lane, c) in lanes.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
-        *lane = (c[0] + c[2]) + (c[1] + c[3]);
+    let mut leaves = [0.0; LEAVES];
+    for (leaf, c) in leaves.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
+        *leaf = (c[0] + c[2]) + (c[1] + c[3]);
     }
-    tree(&mut lanes)
+    tree(&mut leaves)
 }
 
 /// Σ over the chunks of one tensor.
@@ -64,11 +75,11 @@ mod tests {
     fn naive_chunk(x: &[f32]) -> f64 {
         let at = |i: usize| x.get(i).map_or(0.0, |&v| f64::from(v) * f64::from(v));
         let column = |c: usize| ((at(c) + at(c + 1024)) + at(c + 2048)) + at(c + 3072);
-        let lane = |l: usize| (column(4 * l) + column(4 * l + 2)) + (column(4 * l + 1) + column(4 * l + 3));
-        naive_tree(&(0..256).map(lane).collect::<Vec<_>>())
+        let leaf = |l: usize| (column(4 * l) + column(4 * l + 2)) + (column(4 * l + 1) + column(4 * l + 3));
+        naive_tree(&(0..256).map(leaf).collect::<Vec<_>>())
     }
 
-    fn naive_tree(lanes: &[f64]) -> f64 {
+    fn naive_tree(leaves: &[f64]) -> f64 {
         fn pairs(v: Vec<f64>) -> f64 {
             if v.len() == 1 {
                 return v[0];
@@ -76,7 +87,7 @@ mod tests {
             let half = v.len() / 2;
             pairs((0..half).map(|i| v[i] + v[i + half]).collect())
         }
-        pairs((0..8).map(|w| pairs(lanes[32 * w..32 * w + 32].to_vec())).collect())
+        pairs((0..8).map(|w| pairs(leaves[32 * w..32 * w + 32].to_vec())).collect())
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! The driver library: whether it is there and new enough, what its errors mean, and contexts for the time of a call.
+//! The driver library: whether it is there and new enough, what its errors mean, and contexts for the time of
+//! a call.
 
 use std::ffi::{CStr, c_int};
 use std::fmt::Display;
@@ -19,8 +20,8 @@ const LIBRARIES: [&str; 3] = if cfg!(windows) {
     ["libcuda.so.1", "libcuda.so", "libcuda.dylib"]
 };
 
-/// Makes sure that the driver may be called; its version, e.g. 12010 for CUDA 12.1. Every other function of this module
-/// may be called after this one has succeeded only.
+/// Makes sure that the driver may be called; its version, e.g. 12010 for CUDA 12.1. Every other function of
+/// this module may be called after this one has succeeded only.
 pub(super) fn initialise() -> Result<i32> {
     static DRIVER: OnceLock<std::result::Result<i32, String>> = OnceLock::new();
     DRIVER.get_or_init(load).clone().map_err(Error::Device)

@@ -1,7 +1,8 @@
 //! CUDA: the driver interface by way of cudarc, opened when it is first asked for.
 //!
-//! [`driver`] finds the library and binds contexts, [`module`] loads the kernels, [`report`] says what was found. Everything
-//! uses the device's primary context, which is the one of CUDA's runtime and so of every framework.
+//! [`driver`] finds the library and binds contexts, [`module`] loads the kernels, [`report`] says what was
+//! found. Everything uses the device's primary context, which is the one of CUDA's runtime and so of every
+//! framework.
 
 mod driver;
 mod module;
@@ -15,7 +16,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute, CUresul
 
 use self::driver::{Context, check, initialise};
 use self::module::Module;
-use super::abi::RFD_LANES;
+use super::abi::RFD_THREADS;
 use super::executor::{Device, Executor, HostBlock, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 
@@ -246,7 +247,8 @@ impl Executor for Cuda {
     fn capturing(&self, stream: Stream) -> Result<bool> {
         let _bound = self.context.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the driver checks the handle, which the caller vouches for; one number is written. Allowed in a capture.
+        // SAFETY: the driver checks the handle, which the caller vouches for; one number is written. Allowed
+        // in a capture.
         check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(raw(stream), &mut status) })?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
@@ -291,19 +293,19 @@ impl Executor for Cuda {
         let mut parameters: [*mut c_void; 2] =
             [ptr::from_ref(step).cast_mut().cast(), ptr::from_ref(table).cast_mut().cast()];
         let _bound = self.context.bind()?;
-        // SAFETY: every kernel takes these two structs, whose layout is checked when they are compiled; the driver copies
-        // them before it returns. The caller vouches for the addresses in them.
+        // SAFETY: every kernel takes these two structs, whose layout is checked when they are compiled; the
+        // driver copies them before it returns. The caller vouches for the addresses in them.
         let status = unsafe {
             let (parameters, stream) = (parameters.as_mut_ptr(), raw(stream));
             if cooperative {
-                sys::cuLaunchCooperativeKernel(function, grid, 1, 1, RFD_LANES, 1, 1, 0, stream, parameters)
+                sys::cuLaunchCooperativeKernel(function, grid, 1, 1, RFD_THREADS, 1, 1, 0, stream, parameters)
             } else {
                 sys::cuLaunchKernel(
                     function,
                     grid,
                     1,
                     1,
-                    RFD_LANES,
+                    RFD_THREADS,
                     1,
                     1,
                     0,

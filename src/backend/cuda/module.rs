@@ -6,11 +6,12 @@ use std::ptr;
 use cudarc::driver::sys::{self, CUjit_option, CUresult};
 
 use super::driver::check;
-use crate::backend::abi::RFD_LANES;
+use crate::backend::abi::RFD_THREADS;
 use crate::backend::executor::Kernel;
 use crate::error::{Error, Result};
 
-/// PTX for compute capability 7.0 and newer, which the driver compiles for the GPU at hand (and keeps in its cache).
+/// PTX for compute capability 7.0 and newer, which the driver compiles for the GPU at hand (and keeps in its
+/// cache).
 const PTX: &str = include_str!("../../../kernels/prebuilt/rfd_step.ptx");
 
 /// Machine code of the architectures that the build's nvcc knew, aligned as the driver wants it.
@@ -43,8 +44,8 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads into the current context, for a device with so many multiprocessors. All kernels at once: a capture could not
-    /// load one later.
+    /// Loads into the current context, for a device with so many multiprocessors. All kernels at once: a
+    /// capture could not load one later.
     pub fn load(multiprocessors: u32) -> Result<Self> {
         let (handle, code) = load_any()?;
         // Owned from here on, so that an error below unloads it.
@@ -57,7 +58,7 @@ impl Module {
             let mut blocks = 0;
             // SAFETY: the function belongs to the loaded module; one integer is written.
             let status = unsafe {
-                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, RFD_LANES as i32, 0)
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, RFD_THREADS as i32, 0)
             };
             check(format_args!("occupancy of kernel {name:?}"), status)?;
             let resident_blocks = u32::try_from(blocks).unwrap_or(0).saturating_mul(multiprocessors);
@@ -73,7 +74,8 @@ impl Module {
     /// Unloads; the context that it was loaded into must be current.
     pub fn unload(&mut self) {
         if !self.handle.is_null() {
-            // SAFETY: loaded by `load` and not unloaded before. An error at the end of a program has no one to tell.
+            // SAFETY: loaded by `load` and not unloaded before. An error at the end of a program has no one
+            // to tell.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
             self.handle = ptr::null_mut();
         }
@@ -107,8 +109,8 @@ fn load(image: *const c_void) -> Result<sys::CUmodule> {
     // The second value is the size itself, passed as a pointer.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
     let mut module = ptr::null_mut();
-    // SAFETY: the image is a fat binary of this build or PTX that ends with 0; options and values are arrays of the
-    // length given, and the log is as large as they say. All live until the call returns.
+    // SAFETY: the image is a fat binary of this build or PTX that ends with 0; options and values are arrays
+    // of the length given, and the log is as large as they say. All live until the call returns.
     let status = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,

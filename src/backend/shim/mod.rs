@@ -1,5 +1,5 @@
-//! The kernels compiled for the CPU (`kernels/shim`), for tests: the device's memory is the host's, streams do their work at
-//! once.
+//! The kernels compiled for the CPU (`kernels/shim`), for tests: the device's memory is the host's, streams
+//! do their work at once.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -195,7 +195,8 @@ impl Executor for Inner {
             }
             state.counts.launches.push(kernel.name().to_string_lossy().into_owned());
         }
-        // SAFETY: the name ends with 0, both structs live until the call returns, and the caller vouches for the addresses.
+        // SAFETY: the name ends with 0, both structs live until the call returns, and the caller vouches for
+        // the addresses.
         match unsafe { rfd_shim_launch(kernel.name().as_ptr(), cooperative.into(), grid, step, table) } {
             0 => Ok(Launched::Queued),
             code => {
@@ -208,6 +209,13 @@ impl Executor for Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::abi::{
+        RFD_METHOD_FITTED, RFD_OUTCOME_INVALID_OPTION, RFD_OUTCOME_ZERO_GRADIENT, RfdModel, RfdSettings,
+        RfdStatus,
+    };
+    use crate::backend::executor::Instance;
+    use crate::backend::kernels::FAMILIES;
+    use crate::backend::words::Plain;
 
     #[test]
     fn every_kernel_exists() {
@@ -221,7 +229,7 @@ mod tests {
                 settings: base + 256,
                 status: base + 512,
                 given_norm: base + 1024,
-                rescue: base + 1280,
+                largest_grad: base + 1280,
                 ..RfdStep::default()
             };
             let cooperative = name.to_bytes().starts_with(b"rfd_step_").into();
@@ -229,5 +237,38 @@ mod tests {
             let code = unsafe { rfd_shim_launch(name.as_ptr(), cooperative, 1, &step, &RfdTable::default()) };
             assert_eq!(code, 0, "{index} {name:?}");
         }
+    }
+
+    #[test]
+    fn numbers_without_a_family_or_method_are_invalid_options() {
+        let device = Shim::new(ShimOptions::default()).device();
+        let mut memory = device.allocate(4096).unwrap();
+        let settings = RfdSettings { multiplier: 1.0, inv_batch_size: 0.0, max_step_size: f64::INFINITY };
+        memory.upload(256, settings.bytes(), Stream::DEFAULT).unwrap();
+        let outcome = |instance: Instance, family: u32, method: u32| {
+            let base = memory.address();
+            let step = RfdStep {
+                model: RfdModel { family, ..RfdModel::default() },
+                method,
+                groups: base,
+                settings: base + 256,
+                status: base + 512,
+                largest_grad: base + 1280,
+                ..RfdStep::default()
+            };
+            let name = Kernel::step(instance).name();
+            // SAFETY: all addresses lie in `memory`; there are no tensors.
+            assert_eq!(unsafe { rfd_shim_launch(name.as_ptr(), 1, 1, &step, &RfdTable::default()) }, 0);
+            let mut status = RfdStatus::default();
+            memory.download(512, status.bytes_mut(), Stream::DEFAULT).unwrap();
+            status.outcome as u32
+        };
+        for instance in [Instance::F32, Instance::Generic] {
+            for family in FAMILIES {
+                assert_eq!(outcome(instance, family, RFD_METHOD_FITTED), RFD_OUTCOME_ZERO_GRADIENT);
+            }
+            assert_eq!(outcome(instance, 99, RFD_METHOD_FITTED), RFD_OUTCOME_INVALID_OPTION);
+        }
+        assert_eq!(outcome(Instance::Generic, FAMILIES[0], 99), RFD_OUTCOME_INVALID_OPTION);
     }
 }

@@ -138,8 +138,8 @@ impl Model {
         self.inner.length_scale
     }
 
-    /// Whether both give the same steps: they are one and the same, or have equal built-in covariances, moments
-    /// and tensors.
+    /// Whether both give the same steps: they are one and the same, or have equal built-in covariances,
+    /// moments and tensors.
     pub(crate) fn is_same(&self, other: &Model) -> bool {
         let (one, two) = (&*self.inner, &*other.inner);
         Arc::ptr_eq(&self.inner, &other.inner)

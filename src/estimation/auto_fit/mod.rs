@@ -125,9 +125,10 @@ impl AutoFit {
     /// returns its fit with a warning that says how many more examples are needed.
     ///
     /// # Errors
-    /// - [`Error::InvalidArgument`] for an option outside its domain; [`Error::Io`] and [`Error::File`] for a
-    ///   cache that can't be used, before anything is drawn; [`Error::Tensor`] for a name that can't be a
-    ///   column's; [`Error::Io`] when a row can't be written, e.g. to a full disk.
+    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an option outside its domain;
+    ///   [`Error::Io`](crate::Error::Io) and [`Error::File`](crate::Error::File) for a cache that can't be
+    ///   used, before anything is drawn; [`Error::Tensor`](crate::Error::Tensor) for a name that can't be a
+    ///   column's; [`Error::Io`](crate::Error::Io) when a row can't be written, e.g. to a full disk.
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
     /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.

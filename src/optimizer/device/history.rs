@@ -1,5 +1,5 @@
-//! What the method remembers, on the device: two slots, of which a step reads one and writes the other. The first is that
-//! after an even number of applied steps.
+//! What the method remembers, on the device: two slots, of which a step reads one and writes the other. The
+//! first is that after an even number of applied steps.
 
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
 use crate::error::Result;

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use crate::backend::abi::RfdStatus;
 use crate::backend::executor::{Device, HostBlock, Stream};
+use crate::backend::words::Plain;
 use crate::error::{Error, Result};
 use crate::optimizer::{Outcome, StepReport};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
-/// A writer needs less than a microsecond, unless it is put aside half way: a GPU that several processes share, and a
-/// thread of the kernels' stand-in on the CPU, may be for many milliseconds. One that takes this long has stopped.
+/// A writer needs less than a microsecond, unless it is put aside half way: a GPU that several processes
+/// share, and a thread of the kernels' stand-in on the CPU, may be for many milliseconds. One that takes this
+/// long has stopped.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Attempts before the reader, too, makes room for others.
@@ -49,8 +51,8 @@ impl Mirror {
 
     /// The last whole block; `None` before the first step.
     ///
-    /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum of the
-    /// counts. So what is read between the sequence and counts of the same sum is of one step.
+    /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum
+    /// of the counts. So what is read between the sequence and counts of the same sum is of one step.
     pub fn read(&self) -> Result<Option<StepReport>> {
         let mut attempts = 0;
         let mut started = None;
@@ -66,7 +68,7 @@ impl Mirror {
                 if sequence == 0 {
                     return Ok(None);
                 }
-                return report(&status(copy)).map(Some);
+                return report(&RfdStatus::from_words(&copy)).map(Some);
             }
             attempts += 1;
             if attempts < SPINS {
@@ -81,8 +83,8 @@ impl Mirror {
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {
-        // SAFETY: the block is 8-byte aligned, as large as the array, and lives as long as `self`. The device's writes are
-        // aligned 8-byte stores, like those of another thread's atomics.
+        // SAFETY: the block is 8-byte aligned, as large as the array, and lives as long as `self`. The
+        // device's writes are aligned 8-byte stores, like those of another thread's atomics.
         unsafe { &*self.block.host.cast() }
     }
 }
@@ -93,28 +95,11 @@ impl Drop for Mirror {
     }
 }
 
-fn status(words: [u64; WORDS]) -> RfdStatus {
-    let [sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, reason] =
-        words;
-    RfdStatus {
-        sequence,
-        applied,
-        skipped,
-        loss: f64::from_bits(loss),
-        grad_norm: f64::from_bits(grad_norm),
-        sigma_norm: f64::from_bits(sigma_norm),
-        theta: f64::from_bits(theta),
-        step_size: f64::from_bits(step_size),
-        learning_rate: f64::from_bits(learning_rate),
-        reason,
-    }
-}
-
 fn report(status: &RfdStatus) -> Result<StepReport> {
-    let outcome = u32::try_from(status.reason).ok().and_then(Outcome::from_code).ok_or_else(|| {
+    let outcome = u32::try_from(status.outcome).ok().and_then(Outcome::from_code).ok_or_else(|| {
         Error::Device(format!(
             "its status block names an outcome {} that this release doesn't know; something overwrote it",
-            status.reason
+            status.outcome
         ))
     })?;
     Ok(StepReport {

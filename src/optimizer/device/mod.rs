@@ -1,8 +1,8 @@
 //! Steps on tensors in a device's memory: owns their state there and launches kernels on the caller's stream.
 //!
-//! [`plan`] lays out tensors for the kernels and [`prepare`] brings the list to the device, [`settings`] are the numbers that
-//! may change between replays of a captured step, [`history`] is what the method remembers, [`buffers`] are velocities and
-//! master weights, [`workspace`] holds sums, [`mirror`] tells what steps did.
+//! [`plan`] lays out tensors for the kernels and [`prepare`] brings the list to the device, [`settings`] are
+//! the numbers that may change between replays of a captured step, [`history`] is what the method remembers,
+//! [`buffers`] are velocities and master weights, [`workspace`] holds sums, [`mirror`] tells what steps did.
 
 mod buffers;
 mod constants;
@@ -32,14 +32,15 @@ use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, S
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
-/// Random Function Descent over tensors that live on a device: [`Optimizer`](crate::optimizer::Optimizer), with norm, step
-/// size and update of all tensors in one launch, and the same bits.
+/// Random Function Descent over tensors that live on a device: [`Optimizer`](crate::optimizer::Optimizer),
+/// with norm, step size and update of all tensors in one launch, and the same bits.
 ///
-/// A step is queued on the caller's stream and nothing waits for it: no synchronisation, no allocation, no copy from host
-/// memory. It can be captured in a graph and replayed: a replay uses the addresses and a host loss as they were when it
-/// was captured, but everything that lies on the device as it is then: loss, gradient scale, `found_inf` and the settings
-/// that [`DeviceOptimizer::set_multiplier`] and its like write. The first step with master weights must not be captured,
-/// as it fills them; [`DeviceOptimizer::init_master_weights`] does that beforehand.
+/// A step is queued on the caller's stream and nothing waits for it: no synchronisation, no allocation, no
+/// copy from host memory. It can be captured in a graph and replayed: a replay uses the addresses and a host
+/// loss as they were when it was captured, but everything that lies on the device as it is then: loss,
+/// gradient scale, `found_inf` and the settings that [`DeviceOptimizer::set_multiplier`] and its like write.
+/// The first step with master weights must not be captured, as it fills them;
+/// [`DeviceOptimizer::init_master_weights`] does that beforehand.
 ///
 /// All calls that take a stream work on this optimizer's state: use one stream, or order those that you use.
 #[derive(Debug)]
@@ -53,8 +54,8 @@ pub struct DeviceOptimizer {
     mirror: Arc<Mirror>,
     history: HistoryMemory,
     workspace: Workspace,
-    /// Where lists of more than [`INLINE`] tensors lie: one table for steps that run, one for those that are captured,
-    /// which bring it along. So no step that runs can change the table of a captured one.
+    /// Where lists of more than [`INLINE`] tensors lie: one table for steps that run, one for those that are
+    /// captured, which bring it along. So no step that runs can change the table of a captured one.
     tables: Option<[DeviceBuffer; 2]>,
     placement: Placement,
     prepared: Option<Prepared>,
@@ -73,11 +74,13 @@ impl Deref for DeviceOptimizer {
 }
 
 impl DeviceOptimizer {
-    /// An optimizer for tensors on the given device. Allocates velocities and master weights as method and options ask.
+    /// An optimizer for tensors on the given device. Allocates velocities and master weights as method and
+    /// options ask.
     ///
     /// # Errors
-    /// As [`Optimizer::new`](crate::optimizer::Optimizer::new); besides [`Error::InvalidArgument`] for a covariance of
-    /// your own, which a device can't evaluate, and [`Error::Device`] when the device has not enough memory.
+    /// As [`Optimizer::new`](crate::optimizer::Optimizer::new); besides [`Error::InvalidArgument`] for a
+    /// covariance of your own, which a device can't evaluate, and [`Error::Device`] when the device has not
+    /// enough memory.
     pub fn new(
         method: impl Into<Method>,
         options: Options,
@@ -97,7 +100,7 @@ impl DeviceOptimizer {
             .map_err(|_| Error::invalid("number of tensors", count, "a device has fewer than 2^32"))?;
         let extent = Extent::of_all(&core)?;
         let locked = options.groups.iter().any(|group| group.norm_lock);
-        let sums = core.method().descent().kind().sums(locked) as usize;
+        let sums = if locked { 4 } else { 1 + usize::from(core.method().descent().sums_directions()) };
         let control = Control::new(device, &core)?;
         let mirror = Arc::new(Mirror::new(device)?);
         let history = HistoryMemory::new(device, &core)?;
@@ -106,7 +109,7 @@ impl DeviceOptimizer {
             settings: control.settings(),
             status: control.status(),
             mirror: mirror.address(),
-            rescue: control.rescue(),
+            largest_grad: control.largest_grad(),
             seed: options.stochastic_rounding.unwrap_or(0),
             stochastic: options.stochastic_rounding.is_some().into(),
             group_count: options.groups.len() as u32,
@@ -145,14 +148,15 @@ impl DeviceOptimizer {
         &self.device
     }
 
-    /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other work; `None`
-    /// for as many as the device holds. The bits of a step do not depend on it.
+    /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
+    /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
 
-    /// Whether a step may be one cooperative launch (the default where the device has them) or is several launches, with the
-    /// same bits. A step whose cooperative launch the device refuses switches to several by itself.
+    /// Whether a step may be one cooperative launch (the default where the device has them) or is several
+    /// launches, with the same bits. A step whose cooperative launch the device refuses switches to several
+    /// by itself.
     pub fn set_cooperative(&mut self, cooperative: bool) {
         self.cooperative = cooperative && self.device.executor().cooperative();
     }
@@ -180,8 +184,8 @@ impl DeviceOptimizer {
         self.control.write_settings(&self.core, stream)
     }
 
-    /// Sets the options of one group for all later work on the stream, replays of captured steps included. Switching norm
-    /// lock on or off changes the launches too: capture the step again after that.
+    /// Sets the options of one group for all later work on the stream, replays of captured steps included.
+    /// Switching norm lock on or off changes the launches too: capture the step again after that.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a group that does not exist or a value outside its domain.
@@ -196,12 +200,13 @@ impl DeviceOptimizer {
         self.control.write_group(&self.core, index, stream)
     }
 
-    /// Replaces the settings of the method for all later work on the stream, replays of captured steps included; see
-    /// [`Optimizer::set_method`](super::Optimizer::set_method). Switching momentum on or off changes the launches too:
-    /// capture the step again after that.
+    /// Replaces the settings of the method for all later work on the stream, replays of captured steps
+    /// included; see [`Optimizer::set_method`](super::Optimizer::set_method). Switching momentum on or off
+    /// changes the launches too: capture the step again after that.
     ///
     /// # Errors
-    /// As [`Optimizer::set_method`](super::Optimizer::set_method); [`Error::Device`] when the device has not enough memory.
+    /// As [`Optimizer::set_method`](super::Optimizer::set_method); [`Error::Device`] when the device has not
+    /// enough memory.
     pub fn set_method(&mut self, method: impl Into<Method>, stream: Stream) -> Result<()> {
         let old = self.core.set_method(method.into())?;
         let (old, new) = (old.descent(), self.core.method().clone());
@@ -230,20 +235,26 @@ impl DeviceOptimizer {
         self.control.write_settings(&self.core, stream)
     }
 
+    /// As [`AnyOptimizer::check_tensors`](super::AnyOptimizer::check_tensors).
+    pub(super) fn check_tensors(&mut self, tensors: &[RawTensor]) -> Result<()> {
+        self.placement.check(&self.core, tensors)
+    }
+
     /// Queues one step: norms, step size, update.
     ///
-    /// `tensors` follow the order of the specs given to [`DeviceOptimizer::new`]. A NaN or infinite loss or gradient, a zero
-    /// gradient or `found_inf` skip the step, which then changes nothing but the status.
+    /// `tensors` follow the order of the specs given to [`DeviceOptimizer::new`]. A NaN or infinite loss or
+    /// gradient, a zero gradient or `found_inf` skip the step, which then changes nothing but the status.
     ///
     /// # Safety
-    /// All addresses must be those of memory on this optimizer's device, of the length and format that specs and `tensors`
-    /// say, from now until the stream has done the step (for a captured one: its last replay); parameters must not be used
-    /// by other work meanwhile, nor gradients be written. The stream must be a live one of the device's primary context.
+    /// All addresses must be those of memory on this optimizer's device, of the length and format that specs
+    /// and `tensors` say, from now until the stream has done the step (for a captured one: its last replay);
+    /// parameters must not be used by other work meanwhile, nor gradients be written. The stream must be a
+    /// live one of the device's primary context.
     ///
     /// # Errors
-    /// [`Error::Tensor`] names a tensor whose address is null, misaligned, beyond the address space, or shared with another
-    /// parameter; [`Error::InvalidArgument`] a wrong number of tensors or the address of a scalar; [`Error::Device`] says
-    /// why a launch failed. Nothing has changed then.
+    /// [`Error::Tensor`] names a tensor whose address is null, misaligned, beyond the address space, or
+    /// shared with another parameter; [`Error::InvalidArgument`] a wrong number of tensors or the address of
+    /// a scalar; [`Error::Device`] says why a launch failed. Nothing has changed then.
     pub unsafe fn step(&mut self, tensors: &[RawTensor], input: &RawInput, stream: Stream) -> Result<()> {
         // SAFETY: the caller vouches for the addresses.
         let step = unsafe { self.prepare(tensors, input, stream)? };
@@ -251,28 +262,33 @@ impl DeviceOptimizer {
         let kernel = Kernel::step(prepared.plan.instance);
         if self.cooperative {
             let grid = self.grid(kernel, &step);
-            // SAFETY: the caller vouches for the addresses of tensors and input; the others are this optimizer's own.
+            // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the
+            // others; that they are live memory of the device the caller vouches for. What else the kernels
+            // use is this optimizer's own.
             if grid > 0 && unsafe { self.launch(kernel, true, grid, &step, stream)? } == Launched::Queued {
                 return Ok(());
             }
             self.cooperative = false;
         }
-        // SAFETY: as above.
+        // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the others;
+        // that they are live memory of the device the caller vouches for. What else the kernels use is this
+        // optimizer's own.
         unsafe {
             self.launch_norms(&step, stream)?;
             self.launch_update(&step, stream)
         }
     }
 
-    /// Queues the first half of a step in sharded training, the squared norms of this rank's gradients: two f64 at the
-    /// address returned, [`SquaredNorm`](crate::optimizer::SquaredNorm)'s `euclidean` and `sigma`, for the caller to add up
-    /// over the ranks in place or elsewhere. The address stays the same.
+    /// Queues the first half of a step in sharded training, the squared norms of this rank's gradients: two
+    /// f64 at the address returned, [`SquaredNorm`](crate::optimizer::SquaredNorm)'s `euclidean` and `sigma`,
+    /// for the caller to add up over the ranks in place or elsewhere. The address stays the same.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more than norms over all tensors.
+    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more than norms over
+    /// all tensors.
     pub unsafe fn local_squared_norm(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
         self.core.method().descent().check_sharded()?;
         // The loss does not matter to norms.
@@ -288,8 +304,8 @@ impl DeviceOptimizer {
         Ok(step.given_norm)
     }
 
-    /// The norms that the last [`DeviceOptimizer::local_squared_norm`] wrote, after waiting for the stream: for those who
-    /// add them up on the host.
+    /// The norms that the last [`DeviceOptimizer::local_squared_norm`] wrote, after waiting for the stream:
+    /// for those who add them up on the host.
     ///
     /// # Errors
     /// [`Error::Device`] with what the driver reports.
@@ -297,15 +313,15 @@ impl DeviceOptimizer {
         self.control.read_norm(stream)
     }
 
-    /// Queues the second half: the update with the norm of all ranks, two f64 at the address `norm`. Every rank must give
-    /// the same norm and input; then all take bitwise the same step.
+    /// Queues the second half: the update with the norm of all ranks, two f64 at the address `norm`. Every
+    /// rank must give the same norm and input; then all take bitwise the same step.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a group has
-    /// norm lock: a shard doesn't know the norms that they need.
+    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a
+    /// group has norm lock: a shard doesn't know the norms that they need.
     pub unsafe fn step_with_norm(
         &mut self,
         tensors: &[RawTensor],
@@ -318,12 +334,14 @@ impl DeviceOptimizer {
         // SAFETY: the caller vouches for the addresses.
         let mut step = unsafe { self.prepare(tensors, input, stream)? };
         step.given_norm = norm;
-        // SAFETY: as above.
+        // SAFETY: `prepare` has checked the list and `check_number` the norm; that both are live memory of
+        // the device the caller vouches for.
         unsafe { self.launch_update(&step, stream) }
     }
 
-    /// Queues filling the master weights from the parameters: before a first step that is captured, and after parameters
-    /// were changed by something else. A step fills those of its tensors that have not been filled yet by itself.
+    /// Queues filling the master weights from the parameters: before a first step that is captured, and after
+    /// parameters were changed by something else. A step fills those of its tensors that have not been filled
+    /// yet by itself.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], for the parameters.
@@ -337,8 +355,8 @@ impl DeviceOptimizer {
         unsafe { self.fill_masters(&all, tensors, stream) }
     }
 
-    /// What the last step did that the device has finished; `None` before the first. Does not wait, and may be called while
-    /// steps run.
+    /// What the last step did that the device has finished; `None` before the first. Does not wait, and may
+    /// be called while steps run.
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel stopped half way.
@@ -385,9 +403,9 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let rescue = [Kernel::RESCUE_MAX, Kernel::RESCUE_NORM];
+        let rescale = [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM];
         let kernels =
-            [Kernel::norm(plan.instance)].into_iter().chain(rescue.into_iter().filter(|_| plan.f64_grads));
+            [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)? };

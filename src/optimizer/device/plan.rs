@@ -1,11 +1,12 @@
-//! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments begin.
+//! What the kernels need to know of the tensors: addresses, formats, and where each one's chunks and segments
+//! begin.
 
 use super::buffers::Buffers;
 use crate::backend::abi::{
     RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_BF16, RFD_DTYPE_F16, RFD_DTYPE_F32, RFD_DTYPE_F64,
     RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
 };
-use crate::backend::executor::{Instance, Kind};
+use crate::backend::executor::{Instance, InstanceKind};
 use crate::error::{Error, Result};
 use crate::optimizer::core::Core;
 use crate::optimizer::raw::RawTensor;
@@ -57,14 +58,14 @@ impl Extent {
         let tensor = RfdTensor {
             param: address.param,
             grad: address.grad,
-            momentum: if core.velocity_decay_of(index) > 0.0 { buffers.velocity } else { 0 },
+            velocity: if core.velocity_decay_of(index) > 0.0 { buffers.velocity } else { 0 },
             master: buffers.master,
             len,
             offset: spec.offset,
             first_chunk: self.chunks,
             first_segment: self.segments,
             group: spec.group as u16,
-            formats: (dtype_code(spec.dtype) + 4 * dtype_code(address.grad_dtype)) as u8,
+            formats: (dtype_code(spec.dtype) | dtype_code(address.grad_dtype) << 4) as u8,
             flags: (counts | lock) as u8,
         };
         if address.grad != 0 {
@@ -81,8 +82,6 @@ pub(super) struct Plan {
     pub tensors: Vec<RfdTensor>,
     pub extent: Extent,
     pub instance: Instance,
-    /// Sums per chunk.
-    pub sums: u32,
     /// Whether squares of gradients may leave the range of f64.
     pub f64_grads: bool,
 }
@@ -98,34 +97,30 @@ impl Plan {
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
         let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
         let instance = if locked { Instance::Generic } else { instance_of(kind, active()) };
-        let f64_grads = active().any(|tensor| u32::from(tensor.formats >> 2) == RFD_DTYPE_F64);
-        Self { instance, sums: kind.sums(locked), f64_grads, extent, tensors }
+        let f64_grads = active().any(|tensor| grad_format(tensor) == RFD_DTYPE_F64);
+        Self { instance, f64_grads, extent, tensors }
     }
 }
 
+/// The number of a parameter's format.
+fn param_format(tensor: &RfdTensor) -> u32 {
+    u32::from(tensor.formats & 15)
+}
+
+/// The number of a gradient's format.
+fn grad_format(tensor: &RfdTensor) -> u32 {
+    u32::from(tensor.formats >> 4)
+}
+
 /// The lean instance for tensors that are all alike, if there is one for their kind.
-fn instance_of<'a>(kind: Kind, mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
-    let buffers =
-        |t: &RfdTensor| (u32::from(t.formats & 3), u32::from(t.formats >> 2), t.master != 0, t.momentum != 0);
+fn instance_of<'a>(kind: InstanceKind, mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
+    let buffers = |t: &RfdTensor| (param_format(t), grad_format(t), t.master != 0, t.velocity != 0);
     let Some(first) = tensors.next().map(buffers) else { return Instance::Generic };
     if !tensors.all(|tensor| buffers(tensor) == first) {
         return Instance::Generic;
     }
-    const F32: (u32, u32) = (RFD_DTYPE_F32, RFD_DTYPE_F32);
-    const BF16: (u32, u32) = (RFD_DTYPE_BF16, RFD_DTYPE_BF16);
-    const F16: (u32, u32) = (RFD_DTYPE_F16, RFD_DTYPE_F16);
-    let (param, grad, master, momentum) = first;
-    match (kind, (param, grad), master, momentum) {
-        (Kind::Fitted, F32, false, false) => Instance::F32,
-        (Kind::Fitted, F32, false, true) => Instance::F32Momentum,
-        (Kind::Fitted, BF16, true, false) => Instance::Bf16Master,
-        (Kind::Fitted, BF16, true, true) => Instance::Bf16MasterMomentum,
-        (Kind::Fitted, BF16, false, false) => Instance::Bf16,
-        (Kind::Fitted, F16, true, false) => Instance::F16Master,
-        (Kind::Averaged, F32, false, true) => Instance::F32Averaged,
-        (Kind::Averaged, BF16, true, true) => Instance::Bf16MasterAveraged,
-        _ => Instance::Generic,
-    }
+    let (param, grad, master, velocity) = first;
+    Instance::of(kind, param, grad, master, velocity)
 }
 
 #[cfg(test)]
@@ -134,6 +129,15 @@ mod tests {
     use crate::Moments;
     use crate::covariance::{Family, Model, StepRule};
     use crate::optimizer::{Adaptive, Fitted, Group, Method, Options, TensorSpec};
+
+    /// The methods that take different instances.
+    #[derive(Clone, Copy, Debug)]
+    enum Kind {
+        Fitted,
+        Conservative,
+        Adaptive,
+        Averaged,
+    }
 
     fn model() -> Model {
         let moments = Moments {
@@ -243,11 +247,10 @@ mod tests {
                 addresses[3] = RawTensor::without_grad(addresses[3].param);
                 Plan::new(&core, &[buffers; 4], &addresses)
             };
-            let sums = if kind == Kind::Averaged { 2 } else { 1 };
             let (free, locked) = (plan(false), plan(true));
             let case = format!("{kind:?} {param} {grad} {master} {momentum}");
-            assert_eq!((free.instance, free.sums, free.f64_grads), (expected, sums, grad == F64), "{case}");
-            assert_eq!((locked.instance, locked.sums), (Instance::Generic, 4), "{case}");
+            assert_eq!((free.instance, free.f64_grads), (expected, grad == F64), "{case}");
+            assert_eq!(locked.instance, Instance::Generic, "{case}");
         }
         let mixed = core(model(), false, &[(10, F32), (10, BF16)]);
         assert_eq!(bare(&mixed, &addresses(&mixed, F32)).instance, Instance::Generic);

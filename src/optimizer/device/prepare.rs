@@ -1,4 +1,5 @@
-//! Before a launch: the list of tensors as kernels read it, on its way to the device only where it has changed.
+//! Before a launch: the list of tensors as kernels read it, on its way to the device only where it has
+//! changed.
 
 use super::DeviceOptimizer;
 use super::plan::{Extent, Plan, dtype_code};
@@ -46,7 +47,8 @@ fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
 }
 
 impl DeviceOptimizer {
-    /// Checks a step and lays its tensors out, unless the last one's had the same addresses; the launch's parameters.
+    /// Checks a step and lays its tensors out, unless the last one's had the same addresses; the launch's
+    /// parameters.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
@@ -73,7 +75,6 @@ impl DeviceOptimizer {
         let prepared = self.prepared.as_ref().expect("made above");
         step.chunks = prepared.plan.extent.chunks;
         step.segments = prepared.plan.extent.segments;
-        step.sums = prepared.plan.sums;
         self.workspace.place(&mut step);
         if self.tables.is_some() {
             step.tensors = self.store_table(stream)?;
@@ -110,8 +111,9 @@ impl DeviceOptimizer {
                 };
                 let launch =
                     Launch { kernel: Kernel::STORE_TABLE, cooperative: false, grid: 1, step: &step, table };
-                // SAFETY: the kernel writes `tensor_count` entries into a table of this optimizer's own, which has room for
-                // the whole list; kernels that read the table come before or after on the stream.
+                // SAFETY: the kernel writes `tensor_count` entries into a table of this optimizer's own,
+                // which has room for the whole list; kernels that read the table come before or after on the
+                // stream.
                 unsafe { self.device.executor().launch(&launch, stream)? };
             }
             if !capturing {

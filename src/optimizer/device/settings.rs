@@ -1,7 +1,9 @@
-//! The small block of device memory that holds what may change between replays of a captured step, and its writes.
+//! The small block of device memory that holds what may change between replays of a captured step, and its
+//! writes.
 
 use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
+use crate::backend::words::Plain;
 use crate::error::Result;
 use crate::optimizer::SquaredNorm;
 use crate::optimizer::core::Core;
@@ -9,15 +11,15 @@ use crate::optimizer::core::Core;
 const SETTINGS: u64 = 0;
 const STATUS: u64 = 64;
 const NORM: u64 = 192;
-const RESCUE: u64 = 224;
+const LARGEST_GRAD: u64 = 224;
 const GROUPS: u64 = 256;
 const _: () = assert!(
     size_of::<RfdSettings>() as u64 <= STATUS
         && STATUS + size_of::<RfdStatus>() as u64 <= NORM
-        && NORM + size_of::<RfdSquaredNorm>() as u64 <= RESCUE
+        && NORM + size_of::<RfdSquaredNorm>() as u64 <= LARGEST_GRAD
 );
 
-/// Settings, groups, status, the norms of the split form and the word of the rescue.
+/// Settings, groups, status, the norms of the split form and the word of the largest f64 gradient.
 #[derive(Debug)]
 pub(super) struct Control {
     device: Device,
@@ -49,8 +51,8 @@ impl Control {
         self.memory.address() + NORM
     }
 
-    pub fn rescue(&self) -> u64 {
-        self.memory.address() + RESCUE
+    pub fn largest_grad(&self) -> u64 {
+        self.memory.address() + LARGEST_GRAD
     }
 
     pub fn groups(&self) -> u64 {
@@ -66,49 +68,50 @@ impl Control {
             ..RfdSettings::default()
         };
         core.method().descent().place_settings(&mut settings);
-        self.write(SETTINGS, &[settings.multiplier, settings.inv_batch_size, settings.max_step_size], stream)
+        self.write(SETTINGS, &settings, stream)
     }
 
     /// Queues a write of a group's settings.
     pub fn write_group(&self, core: &Core, index: usize, stream: Stream) -> Result<()> {
         let group = &core.options().groups[index];
-        let decay = core.method().descent().velocity_decay(index);
-        let values = [group.length_scale_factor, group.multiplier, decay, group.weight_decay];
-        self.write(GROUPS + (index * size_of::<RfdGroup>()) as u64, &values, stream)
+        let group = RfdGroup {
+            length_scale_factor: group.length_scale_factor,
+            multiplier: group.multiplier,
+            velocity_decay: core.method().descent().velocity_decay(index),
+            weight_decay: group.weight_decay,
+        };
+        self.write(GROUPS + (index * size_of::<RfdGroup>()) as u64, &group, stream)
     }
 
     /// Applied and skipped steps, after the work on the stream.
     pub fn read_counts(&self, stream: Stream) -> Result<(u64, u64)> {
-        let mut bytes = [0_u8; 24];
-        self.memory.download(STATUS as usize, &mut bytes, stream)?;
-        let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap_or_default());
-        Ok((word(1), word(2)))
+        let mut status = RfdStatus::default();
+        self.memory.download(STATUS as usize, status.bytes_mut(), stream)?;
+        Ok((status.applied, status.skipped))
     }
 
     /// The norms of the split form, after the work on the stream.
     pub fn read_norm(&self, stream: Stream) -> Result<SquaredNorm> {
-        let mut bytes = [0_u8; 16];
-        self.memory.download(NORM as usize, &mut bytes, stream)?;
-        let [euclidean, sigma] =
-            [0, 8].map(|at| f64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default()));
-        Ok(SquaredNorm { euclidean, sigma })
+        let mut norm = RfdSquaredNorm::default();
+        self.memory.download(NORM as usize, norm.bytes_mut(), stream)?;
+        Ok(SquaredNorm { euclidean: norm.euclidean, sigma: norm.sigma })
     }
 
     /// Replaces the counts of steps.
     pub fn write_counts(&mut self, applied: u64, skipped: u64, stream: Stream) -> Result<()> {
-        let words = [applied.wrapping_add(skipped), applied, skipped];
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.memory.upload(STATUS as usize, &bytes, stream)
+        let sequence = applied.wrapping_add(skipped);
+        let status = RfdStatus { sequence, applied, skipped, ..RfdStatus::default() };
+        self.memory.upload(STATUS as usize, status.bytes(), stream)
     }
 
-    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to stay.
-    fn write(&self, offset: u64, values: &[f64], stream: Stream) -> Result<()> {
-        for (i, value) in values.iter().enumerate() {
-            let bits = value.to_bits();
-            for (half, word) in [bits as u32, (bits >> 32) as u32].into_iter().enumerate() {
+    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to
+    /// stay.
+    fn write<T: Plain>(&self, offset: u64, value: &T, stream: Stream) -> Result<()> {
+        for (i, word) in value.words().iter().enumerate() {
+            for (half, word) in [*word as u32, (word >> 32) as u32].into_iter().enumerate() {
                 let address = self.memory.address() + offset + (8 * i + 4 * half) as u64;
-                // SAFETY: the words lie in this object's own memory, whose size follows from the groups; kernels that
-                // read them come before or after on the stream, which the caller gives for that.
+                // SAFETY: the words lie in this object's own memory, whose size follows from the groups;
+                // kernels that read them come before or after on the stream, which the caller gives for that.
                 unsafe { self.device.executor().fill(address, word, 1, stream)? };
             }
         }

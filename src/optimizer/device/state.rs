@@ -12,22 +12,25 @@ impl DeviceOptimizer {
     /// Writes the state to a file, by way of a temporary one. Waits for the work on the stream.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be written, [`Error::Device`](crate::Error::Device) when the device fails.
+    /// [`Error::Io`](crate::Error::Io) when the file can't be written,
+    /// [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn save_state(&self, path: &Path, stream: Stream) -> Result<()> {
         crate::files::write_atomically(path, &self.state_to_bytes(stream)?)
     }
 
-    /// Loads a state that this or the CPU's optimizer wrote for the same tensors. Waits for the work on the stream.
+    /// Loads a state that this or the CPU's optimizer wrote for the same tensors. Waits for the work on the
+    /// stream.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`DeviceOptimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as
+    /// [`DeviceOptimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes, stream)
     }
 
-    /// The state as the bytes of a safetensors file, which the CPU's optimizer loads as well. Waits for the work on the
-    /// stream.
+    /// The state as the bytes of a safetensors file, which the CPU's optimizer loads as well. Waits for the
+    /// work on the stream.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when the device fails.
@@ -50,12 +53,13 @@ impl DeviceOptimizer {
         state::write(&State { applied_steps, skipped_steps, history, tensors }, &self.core)
     }
 
-    /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made. Waits for the work on the stream;
-    /// steps captured before have to be captured again.
+    /// Loads a state that [`DeviceOptimizer::state_to_bytes`] or the CPU's optimizer made. Waits for the work
+    /// on the stream; steps captured before have to be captured again.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or
-    /// which option was on when the state was saved and is off now; the optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the device fails.
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs
+    /// in name, shape or format, or which option was on when the state was saved and is off now; the
+    /// optimizer is then as it was. [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
         let state = state::read(bytes, &self.core)?;
         for (k, saved) in state.tensors.iter().enumerate() {
@@ -92,8 +96,8 @@ impl DeviceOptimizer {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: one of this optimizer's own buffers, whose size the state's reader has checked; the bytes stay borrowed
-        // until the wait below.
+        // SAFETY: one of this optimizer's own buffers, whose size the state's reader has checked; the bytes
+        // stay borrowed until the wait below.
         unsafe { self.device.executor().copy_to_device(address, bytes.as_ptr(), bytes.len(), stream)? };
         self.device.synchronize(stream)
     }

@@ -22,7 +22,8 @@ impl Workspace {
         Ok(Self { memory, extent, tensors, sums, retired: Vec::new() })
     }
 
-    /// Where sums of segments and tensors and the counters of both begin, behind the sums of chunks; the size of all.
+    /// Where sums of segments and tensors and the counters of both begin, behind the sums of chunks; the size
+    /// of all.
     fn offsets(extent: Extent, tensors: usize, sums: usize) -> [usize; 5] {
         let segments = 8 * extent.chunks as usize * sums;
         let tensor_sums = segments + 8 * extent.segments as usize * sums;

@@ -75,8 +75,8 @@ impl Optimizer {
     /// [`Fitted`](super::Fitted) or [`Adaptive`](super::Adaptive).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is listed twice, whose
-    /// group does not exist or whose shape is too large.
+    /// [`Error::InvalidArgument`] names an option outside its domain, [`Error::Tensor`] a tensor that is
+    /// listed twice, whose group does not exist or whose shape is too large.
     pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
         let count = core.specs().len();
@@ -123,11 +123,12 @@ impl Optimizer {
         self.core.set_group(index, group).map(drop)
     }
 
-    /// Replaces the settings of the method from the next step on. Of [`Fitted`](super::Fitted) batch size and momentum may
-    /// change, of [`Adaptive`](super::Adaptive) nothing.
+    /// Replaces the settings of the method from the next step on. Of [`Fitted`](super::Fitted) batch size and
+    /// momentum may change, of [`Adaptive`](super::Adaptive) nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another method, a setting that can't change, or a value outside its domain.
+    /// [`Error::InvalidArgument`] for another method, a setting that can't change, or a value outside its
+    /// domain.
     pub fn set_method(&mut self, method: impl Into<Method>) -> Result<()> {
         self.core.set_method(method.into())?;
         for (tensor, buffers) in self.buffers.iter_mut().enumerate() {
@@ -141,12 +142,13 @@ impl Optimizer {
 
     /// One step: norms, step size, update.
     ///
-    /// `params` and `grads` follow the order of the tensors given to [`Optimizer::new`]. NaN or infinite input, a zero
-    /// gradient or `found_inf` skip the step; the report says so and nothing has changed.
+    /// `params` and `grads` follow the order of the tensors given to [`Optimizer::new`]. NaN or infinite
+    /// input, a zero gradient or `found_inf` skip the step; the report says so and nothing has changed.
     ///
     /// # Errors
-    /// [`Error::Tensor`] names a tensor whose length or format differs from its description, [`Error::InvalidArgument`] a
-    /// wrong number of tensors or a gradient scale that is not positive. Nothing has changed then.
+    /// [`Error::Tensor`] names a tensor whose length or format differs from its description,
+    /// [`Error::InvalidArgument`] a wrong number of tensors or a gradient scale that is not positive. Nothing
+    /// has changed then.
     pub fn step(
         &mut self,
         params: &mut [ParamMut<'_>],
@@ -180,8 +182,7 @@ impl Optimizer {
 
     /// The squared norms of the gradients, and of the new velocities where the method decides by them.
     fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> (cpu::SquaredNorms, Option<Vec<f64>>) {
-        let method = self.core.method().descent();
-        if !method.kind().sums_directions() {
+        if !self.core.method().descent().sums_directions() {
             return (cpu::squared_norms(grads), None);
         }
         let velocities: Vec<_> = (self.core.specs().zip(&self.buffers).enumerate())
@@ -205,14 +206,16 @@ impl Optimizer {
         self.core.method().descent().decide(&seen, &self.history)
     }
 
-    /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the norm.
+    /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the
+    /// norm.
     ///
-    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales them. NaN where
-    /// any gradient is not finite, counted or not; a sum over ranks stays NaN, and all skip.
+    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`]
+    /// rescales them. NaN where any gradient is not finite, counted or not; a sum over ranks stays NaN, and
+    /// all skip.
     ///
     /// # Errors
-    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with a method that needs more than
-    /// norms over all tensors.
+    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with a method that needs more
+    /// than norms over all tensors.
     pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
         let _ieee = FloatEnvironment::ieee();
         self.check_grads(grads)?;
@@ -227,12 +230,12 @@ impl Optimizer {
         Ok(SquaredNorm { euclidean: square(total.euclidean), sigma: square(total.sigma) })
     }
 
-    /// The second half of a step in sharded training: the update with the norm of all ranks. Every rank must give the same
-    /// `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
+    /// The second half of a step in sharded training: the update with the norm of all ranks. Every rank must
+    /// give the same `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
     ///
     /// # Errors
-    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a group has norm
-    /// lock: a shard doesn't know the norms that they need.
+    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a group has
+    /// norm lock: a shard doesn't know the norms that they need.
     pub fn step_with_norm(
         &mut self,
         params: &mut [ParamMut<'_>],

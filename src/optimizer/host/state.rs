@@ -20,7 +20,8 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::save_state`] wrote.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as [`Optimizer::load_state_from_bytes`].
+    /// [`Error::Io`](crate::Error::Io) when the file can't be read; else as
+    /// [`Optimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
         self.load_state_from_bytes(&bytes)
@@ -52,8 +53,8 @@ impl Optimizer {
     /// Loads a state that [`Optimizer::state_to_bytes`] made. On an error the optimizer is as it was.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs in name, shape or format, or which
-    /// option was on when the state was saved and is off now.
+    /// [`Error::State`](crate::Error::State) says what is damaged, of another version, which tensor differs
+    /// in name, shape or format, or which option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let state = state::read(bytes, &self.core)?;
         for ((spec, own), saved) in self.core.specs().zip(&mut self.buffers).zip(state.tensors) {

@@ -1,29 +1,28 @@
-//! The adaptive method (`docs/adaptive.md`): from squared norms and losses to the scalars of the update. Plain f64
-//! arithmetic (add, multiply, divide, square root), in one fixed order, which `kernels/methods/adaptive.cuh` repeats bit
-//! for bit.
+//! The adaptive method (`docs/adaptive.md`): from squared norms and losses to the scalars of the update.
+//! Plain f64 arithmetic (add, multiply, divide, square root), in one fixed order, which
+//! `kernels/methods/adaptive.cuh` repeats bit for bit.
 
-use super::history::{Numbers, numbers};
 use super::{Descent, History, Method, Names, Seen, StepPlan, TensorSums, another_method, fixed, trust};
-use crate::backend::abi::{RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
-use crate::backend::executor::Kind;
+use crate::backend::abi::{RFD_METHOD_ADAPTIVE, RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
+use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
 use crate::optimizer::options::Group;
 use crate::optimizer::report::SkipReason;
 
-/// RFD on the logarithm of the cost, whose variances are those of the gradients seen last (`docs/adaptive.md`). It needs no
-/// samples and trains networks whose cost is far from stationary, where RFD as published diverges. The defaults are for all
-/// networks.
+/// RFD on the logarithm of the cost, whose variances are those of the gradients seen last
+/// (`docs/adaptive.md`). It needs no samples and trains networks whose cost is far from stationary, where RFD
+/// as published diverges. The defaults are for all networks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
     /// Whether each tensor has a length scale of its own. Default: each has.
     pub anisotropy: Anisotropy,
-    /// β, the decay of the averages of gradients and losses, in [0, 1). 0 means no averages, and no buffer for that of the
-    /// gradients. Default 0.9. The buffer is f32 for all but f64 parameters.
+    /// β, the decay of the averages of gradients and losses, in [0, 1). 0 means no averages, and no buffer
+    /// for that of the gradients. Default 0.9. The buffer is f32 for all but f64 parameters.
     pub averaging: f64,
-    /// The largest known lower bound of the loss. Default 0, which is right for cross entropy and squared errors. Steps with a
-    /// loss below it are skipped.
+    /// The largest known lower bound of the loss. Default 0, which is right for cross entropy and squared
+    /// errors. Steps with a loss below it are skipped.
     pub loss_bound: f64,
 }
 
@@ -42,40 +41,25 @@ impl Default for Adaptive {
     }
 }
 
-/// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is trusted: √C(0) of the
-/// logarithm.
+/// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is
+/// trusted: √C(0) of the logarithm.
 const DECREASE: f64 = 0.1;
 /// The same bound along single gradients, whose norm has the noise in it.
 const NOISY_DECREASE: f64 = 3.0;
 /// Decay of the average of each tensor's ‖g_k‖².
 const VARIANCE_DECAY: f64 = 0.9;
-/// No tensor's variance counts as less than this share of the mean over all: its length scale would have no end.
+/// No tensor's variance counts as less than this share of the mean over all: its length scale would have no
+/// end.
 const SMALLEST_VARIANCE: f64 = 0.03;
-/// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much depends, such as the
-/// gains of an output.
+/// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much
+/// depends, such as the gains of an output.
 const LARGEST_VARIANCE: f64 = 4.0;
-/// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where deep networks
-/// start, the gradient does not tell how far the linear model holds.
+/// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where
+/// deep networks start, the gradient does not tell how far the linear model holds.
 const RAMP: i32 = 8;
 
-// What is remembered, in the layout of the kernels: averages with the weights that they still lack, which are 1 before
-// the first step and βⁿ after n, and what trust follows from.
-numbers!(RfdHistory {
-    loss,
-    loss_rest,
-    factor,
-    last,
-    steps,
-    windows,
-    sum,
-    squares,
-    promised,
-    sum_before,
-    squares_before,
-    promised_before,
-});
-numbers!(RfdTensorHistory { squares, squares_rest, average_rest });
-
+/// What is remembered before the first step: averages have the weight that they still lack, which is βⁿ after
+/// n steps.
 fn fresh(tensors: usize) -> History {
     let shared = RfdHistory { loss_rest: 1.0, factor: 1.0, ..RfdHistory::default() };
     let tensor = RfdTensorHistory { squares: 0.0, squares_rest: 1.0, average_rest: 1.0 };
@@ -182,8 +166,12 @@ impl Descent for Adaptive {
         self.averaging
     }
 
-    fn kind(&self) -> Kind {
-        if self.averaging > 0.0 { Kind::Averaged } else { Kind::Adaptive }
+    fn kind(&self) -> InstanceKind {
+        if self.averaging > 0.0 { InstanceKind::Averaged } else { InstanceKind::Generic }
+    }
+
+    fn sums_directions(&self) -> bool {
+        self.averaging > 0.0
     }
 
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
@@ -287,6 +275,7 @@ impl Descent for Adaptive {
     }
 
     fn place(&self, step: &mut RfdStep, history: u64) -> Result<()> {
+        step.method = RFD_METHOD_ADAPTIVE;
         step.adaptive = RfdAdaptive {
             history,
             averaging: self.averaging,

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use super::{Descent, History, Method, Seen, StepPlan, another_method, fixed};
 use crate::backend::abi::{
     RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
-    RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
+    RFD_METHOD_FITTED, RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
 };
-use crate::backend::executor::Kind;
+use crate::backend::executor::InstanceKind;
+use crate::backend::kernels::FAMILIES;
 use crate::covariance::{
     Family, Model, Observation, StepMode, StepRule, TensorFactor, quantile, validate_inv_batch_size,
 };
@@ -17,20 +18,20 @@ use crate::optimizer::options::{Group, Options};
 use crate::optimizer::report::SkipReason;
 use crate::optimizer::spec::TensorSpec;
 
-/// Steps from a fitted covariance model (paper, Theorem "Explicit RFD"). With the defaults, RFD as published; it takes loss
-/// and gradient as noiseless.
+/// Steps from a fitted covariance model (paper, Theorem "Explicit RFD"). With the defaults, RFD as published;
+/// it takes loss and gradient as noiseless.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// What was fitted.
     pub model: Model,
     /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism. Default: RFD.
     pub rule: StepRule,
-    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of the gradients,
-    /// in (0, 1]. 0, the default, treats loss and gradient as noiseless.
+    /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of
+    /// the gradients, in (0, 1]. 0, the default, treats loss and gradient as noiseless.
     pub inv_batch_size: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each. 0, and no number,
-    /// which is the default: no velocity is kept. Velocities are f32 for all but f64 parameters, so a step whose gradient
-    /// norm or learning rate leaves the range of f32 is skipped.
+    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each. 0,
+    /// and no number, which is the default: no velocity is kept. Velocities are f32 for all but f64
+    /// parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
     pub momentum: Vec<f64>,
 }
 
@@ -45,15 +46,15 @@ impl Fitted {
         Self { momentum: vec![momentum], ..self }
     }
 
-    /// Method, options and descriptions of an optimizer in the geometry of a model with
-    /// [length scales by tensor](Model::tensors): each tensor gets a group of its own, with the
-    /// settings of the group it was in and that group's length-scale factor times the model's f_k. Tensors that the model
-    /// does not know (such as running averages, which have no gradient) keep the factor of their group. Group k is then
-    /// that of `specs[k]`; a model without such tensors changes nothing.
+    /// Method, options and descriptions of an optimizer in the geometry of a model with [length scales by
+    /// tensor](Model::tensors): each tensor gets a group of its own, with the settings of the group it was in
+    /// and that group's length-scale factor times the model's f_k. Tensors that the model does not know (such
+    /// as running averages, which have no gradient) keep the factor of their group. Group k is then that of
+    /// `specs[k]`; a model without such tensors changes nothing.
     ///
     /// # Errors
-    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the number of elements
-    /// the model was fitted with, or one whose group does not exist.
+    /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the
+    /// number of elements the model was fitted with, or one whose group does not exist.
     pub fn per_tensor(
         mut self,
         mut options: Options,
@@ -107,12 +108,7 @@ impl Fitted {
                 "only the built-in covariances run on a device; use the CPU's `Optimizer` for others";
             return Err(Error::invalid("covariance", model.covariance().name(), expected));
         };
-        let (family, beta) = match family {
-            Family::SquaredExponential => (RFD_FAMILY_SQUARED_EXPONENTIAL, 0.0),
-            Family::RationalQuadratic { beta } => (RFD_FAMILY_RATIONAL_QUADRATIC, beta),
-            Family::Matern32 => (RFD_FAMILY_MATERN32, 0.0),
-            Family::Matern52 => (RFD_FAMILY_MATERN52, 0.0),
-        };
+        let beta = if let Family::RationalQuadratic { beta } = family { beta } else { 0.0 };
         let moments = model.moments();
         Ok(RfdModel {
             mean: moments.mean,
@@ -125,7 +121,7 @@ impl Fitted {
             plateau: model.plateau(),
             beta,
             quantile: quantile(rule.conservatism),
-            family,
+            family: family_number(family),
             mode: match rule.mode {
                 StepMode::Rfd => RFD_MODE_RFD,
                 StepMode::ARfd => RFD_MODE_A_RFD,
@@ -134,6 +130,31 @@ impl Fitted {
         })
     }
 }
+
+/// The number of a family in the kernels.
+fn family_number(family: Family) -> u32 {
+    match family {
+        Family::SquaredExponential => RFD_FAMILY_SQUARED_EXPONENTIAL,
+        Family::RationalQuadratic { .. } => RFD_FAMILY_RATIONAL_QUADRATIC,
+        Family::Matern32 => RFD_FAMILY_MATERN32,
+        Family::Matern52 => RFD_FAMILY_MATERN52,
+    }
+}
+
+// Each family of the kernels is one of the host's.
+const _: () = {
+    let mut i = 0;
+    while i < FAMILIES.len() {
+        assert!(matches!(
+            FAMILIES[i],
+            RFD_FAMILY_SQUARED_EXPONENTIAL
+                | RFD_FAMILY_RATIONAL_QUADRATIC
+                | RFD_FAMILY_MATERN32
+                | RFD_FAMILY_MATERN52
+        ));
+        i += 1;
+    }
+};
 
 impl From<Model> for Fitted {
     fn from(model: Model) -> Self {
@@ -201,8 +222,8 @@ impl Descent for Fitted {
         }
     }
 
-    fn kind(&self) -> Kind {
-        if self.rule.conservatism > 0.0 { Kind::Conservative } else { Kind::Fitted }
+    fn kind(&self) -> InstanceKind {
+        if self.rule.conservatism > 0.0 { InstanceKind::Generic } else { InstanceKind::Fitted }
     }
 
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
@@ -223,6 +244,7 @@ impl Descent for Fitted {
     }
 
     fn place(&self, step: &mut RfdStep, _history: u64) -> Result<()> {
+        step.method = RFD_METHOD_FITTED;
         step.model = self.on_device()?;
         Ok(())
     }

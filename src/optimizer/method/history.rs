@@ -1,5 +1,7 @@
-//! What a method remembers between steps beside velocities: numbers with names, some of all tensors together and some of
-//! each. Host, device and saved states hold the same numbers in the same order.
+//! What a method remembers between steps beside velocities: numbers with names, some of all tensors together
+//! and some of each. Host, device and saved states hold the same numbers in the same order.
+
+use crate::backend::words::Plain;
 
 /// The numbers, f64 each.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,8 +25,8 @@ impl Names {
     pub const NONE: Self = Self { shared: &[], tensor: &[], fresh: |_| History::default() };
 
     /// Those of two structs of numbers, by their fields.
-    pub fn of<S: Numbers, T: Numbers>(fresh: fn(tensors: usize) -> History) -> Self {
-        Self { shared: S::NAMES, tensor: T::NAMES, fresh }
+    pub fn of<S: Plain, T: Plain>(fresh: fn(tensors: usize) -> History) -> Self {
+        Self { shared: S::FIELDS, tensor: T::FIELDS, fresh }
     }
 
     /// Whether there are none.
@@ -39,53 +41,19 @@ impl Names {
 }
 
 impl History {
-    /// The numbers of two kinds of structs.
-    pub fn new<S: Numbers, T: Numbers>(shared: &S, tensors: &[T]) -> Self {
-        Self { shared: shared.numbers(), tensors: tensors.iter().flat_map(T::numbers).collect() }
+    /// The numbers of two kinds of structs, whose fields all are f64.
+    pub fn new<S: Plain, T: Plain>(shared: &S, tensors: &[T]) -> Self {
+        let numbers = |words: &[u64]| words.iter().map(|&word| f64::from_bits(word)).collect::<Vec<_>>();
+        Self {
+            shared: numbers(shared.words()),
+            tensors: tensors.iter().flat_map(|t| numbers(t.words())).collect(),
+        }
     }
 
     /// The opposite of [`History::new`].
-    pub fn read<S: Numbers, T: Numbers>(&self) -> (S, Vec<T>) {
-        let tensors = self.tensors.chunks_exact(T::NAMES.len()).map(T::from_numbers).collect();
-        (S::from_numbers(&self.shared), tensors)
+    pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
+        let words = |numbers: &[f64]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+        let tensors = self.tensors.chunks_exact(T::FIELDS.len()).map(|t| T::from_words(&words(t))).collect();
+        (S::from_words(&words(&self.shared)), tensors)
     }
 }
-
-/// A struct of f64 alone, whose fields are taken one after the other.
-pub(crate) trait Numbers {
-    /// Of its fields.
-    const NAMES: &'static [&'static str];
-    fn numbers(&self) -> Vec<f64>;
-    /// Of a list as long as the names.
-    fn from_numbers(numbers: &[f64]) -> Self;
-}
-
-/// Implements [`Numbers`] for a struct that the kernels share. It does not compile unless the list names all fields in their
-/// order.
-macro_rules! numbers {
-    ($of:ident { $($field:ident),* $(,)? }) => {
-        impl Numbers for $of {
-            const NAMES: &'static [&'static str] = &[$(stringify!($field)),*];
-
-            fn numbers(&self) -> Vec<f64> {
-                vec![$(self.$field),*]
-            }
-
-            fn from_numbers(numbers: &[f64]) -> Self {
-                let mut numbers = numbers.iter().copied();
-                let mut next = || numbers.next().expect("as many as there are names");
-                Self { $($field: next()),* }
-            }
-        }
-        const _: () = {
-            let offsets = [$(std::mem::offset_of!($of, $field)),*];
-            let mut field = 0;
-            while field < offsets.len() {
-                assert!(offsets[field] == field * size_of::<f64>());
-                field += 1;
-            }
-            assert!(size_of::<$of>() == offsets.len() * size_of::<f64>());
-        };
-    };
-}
-pub(super) use numbers;

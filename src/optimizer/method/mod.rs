@@ -1,7 +1,8 @@
 //! How steps follow from losses and gradients.
 //!
-//! A method is one type on the host, here, and one header on the device (`kernels/methods/`). [`Descent`] is what it has
-//! to say: which sums it needs, how it decides, what it remembers. Nobody else asks which method it is.
+//! A method is one type on the host, here, and one header on the device (`kernels/methods/`). [`Descent`] is
+//! what it has to say: which sums it needs, how it decides, what it remembers. Nobody else asks which method
+//! it is.
 
 mod adaptive;
 mod fitted;
@@ -17,7 +18,7 @@ use super::decision::{Decision, Norms};
 use super::report::{SkipReason, StepInput};
 use super::spec::TensorSpec;
 use crate::backend::abi::{RfdSettings, RfdStep};
-use crate::backend::executor::Kind;
+use crate::backend::executor::InstanceKind;
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 
@@ -97,8 +98,13 @@ pub(crate) trait Descent {
     /// What the velocities of a group are multiplied with in each step; 0 when it has none.
     fn velocity_decay(&self, group: usize) -> f64;
 
-    /// Which kernels it takes; they say which sums it needs.
-    fn kind(&self) -> Kind;
+    /// Which instances of the kernels are for it.
+    fn kind(&self) -> InstanceKind;
+
+    /// Whether it decides by the squared norm of each new velocity, beside that of the gradient.
+    fn sums_directions(&self) -> bool {
+        false
+    }
 
     /// The step, or why there is none.
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason>;
@@ -118,7 +124,8 @@ pub(crate) trait Descent {
         Vec::new()
     }
 
-    /// Writes what the kernels need of it into the launch's parameters; its history lies at the address given.
+    /// Writes what the kernels need of it into the launch's parameters; its history lies at the address
+    /// given.
     fn place(&self, step: &mut RfdStep, history: u64) -> Result<()>;
 
     /// Writes those of its settings that may change between replays of a captured step.

@@ -1,12 +1,13 @@
-//! How far the model is trusted: a factor on steps, from means of the loss over windows of steps (`docs/adaptive.md`).
+//! How far the model is trusted: a factor on steps, from means of the loss over windows of steps
+//! (`docs/adaptive.md`).
 
 use crate::backend::abi::RfdHistory;
 
 /// Steps whose losses are compared with those of the steps before.
 pub(super) const WINDOW: f64 = 16.0;
 pub(super) const SMALLEST: f64 = 1e-3;
-/// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the time, also in
-/// good runs.
+/// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the
+/// time, also in good runs.
 pub(super) const SHARE: f64 = 0.1;
 /// What the factor is multiplied with after less and after more than that.
 pub(super) const AFTER_LESS: f64 = 0.5;
@@ -42,10 +43,10 @@ pub(super) fn observe(history: &RfdHistory, loss: f64) -> RfdHistory {
     }
 }
 
-/// From two complete windows: less than was promised beyond doubt, more than was promised, or neither. Between windows
-/// the sum of the losses should fall by their length times what the steps of one window promised. Half a mean squared
-/// difference of successive losses is the variance of their noise, whatever the trend; so the standard error of the fall
-/// is √((squares_before + squares)/2).
+/// From two complete windows: less than was promised beyond doubt, more than was promised, or neither.
+/// Between windows the sum of the losses should fall by their length times what the steps of one window
+/// promised. Half a mean squared difference of successive losses is the variance of their noise, whatever the
+/// trend; so the standard error of the fall is √((squares_before + squares)/2).
 fn verdict(history: &RfdHistory) -> f64 {
     let fall = history.sum_before - history.sum;
     let promise = SHARE * (WINDOW * ((history.promised_before + history.promised) / 2.0));

@@ -42,8 +42,8 @@ pub(super) struct Header {
     pub tensors: Vec<Entry>,
 }
 
-/// What identifies a tensor in a saved state, which buffers are stored of it, and what the method remembers of
-/// it.
+/// What identifies a tensor in a saved state, which buffers are stored of it, and what the method remembers
+/// of it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Entry {
     pub name: String,

@@ -1,8 +1,7 @@
 //! One seed after the other: fit, training, comparison.
 
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::Options;
-use rfdescent_candle::{Adaptive, Config, Rfd};
+use rfdescent_candle::{Adaptive, Config, Fitted as FittedMethod, Rfd};
 
 use super::TrainArgs;
 use super::report::REPORT;
@@ -65,7 +64,10 @@ impl Command<'_> {
             MethodKind::Fitted => Some(self.fit(output, seed)?),
             MethodKind::Adaptive => None,
         };
-        let method = fit.as_ref().map_or(Adaptive::default().into(), |fit| fit.model.clone().into());
+        let config = match &fit {
+            Some(fit) => Config::new(self.method(&fit.model)),
+            None => Config::new(Adaptive::default()),
+        };
         seeds.push(SeedReport { seed, fit, methods: Vec::new(), complete: false });
         let Some(report) = seeds.last_mut() else { return Ok(()) };
 
@@ -73,7 +75,6 @@ impl Command<'_> {
         self.printer.line(format!("\nTraining with {}", args.method));
         self.printer.epoch_header();
         let network = Network::new(args.model, DTYPE, seed)?;
-        let config = Config { method, options: self.optimizer_options() };
         let (config, parameters) = config.per_tensor(network.parameters())?;
         let mut rfd = Rfd::for_parameters(parameters, config)?;
         let run = self.train(name, &network, &mut rfd, seed, true)?;
@@ -108,9 +109,9 @@ impl Command<'_> {
         Ok(fit)
     }
 
-    fn optimizer_options(&self) -> Options {
+    fn method(&self, model: &Model) -> FittedMethod {
         let inv_batch_size = if self.args.stochastic { 1.0 / self.args.batch_size as f64 } else { 0.0 };
-        Options { inv_batch_size, ..Options::default() }
+        FittedMethod { inv_batch_size, ..model.clone().into() }
     }
 
     fn train(

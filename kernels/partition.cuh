@@ -49,10 +49,11 @@ struct Chunk {
     bool aligned;  // all addresses that a pass uses are multiples of 16 bytes
 };
 
-// The tensor that a chunk belongs to; moves along with a walk in either direction.
+// The tensor that a chunk belongs to; moves along with a pass in either direction.
 class Cursor {
 public:
-    // Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the next one does.
+    // Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the
+    // next one does.
     __device__ __forceinline__ Cursor(const Launch& launch, uint64_t chunk)
     {
         uint32_t low = 0, high = launch.step.tensor_count;
@@ -113,20 +114,20 @@ private:
 
 __device__ __forceinline__ int param_format(const RfdTensor& tensor)
 {
-    return tensor.formats & 3;
+    return tensor.formats & 15;
 }
 
 __device__ __forceinline__ int grad_format(const RfdTensor& tensor)
 {
-    return tensor.formats >> 2 & 3;
+    return tensor.formats >> 4;
 }
 
-// This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that all exist and
-// are aligned.
+// This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that
+// all exist and are aligned.
 template <int N, bool FULL>
 __device__ __forceinline__ Unit unit_of(const Chunk& chunk, int row)
 {
-    const int offset = (row * RFD_LANES + static_cast<int>(threadIdx.x)) * N;
+    const int offset = (row * RFD_THREADS + static_cast<int>(threadIdx.x)) * N;
     const int left = static_cast<int>(chunk.count) - offset;
     const int count = FULL || left > N ? N : left < 0 ? 0 : left;
     return {chunk.first + offset, count, FULL || (chunk.aligned && count == N)};

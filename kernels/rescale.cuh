@@ -1,18 +1,16 @@
-// f64 gradients whose squares leave the range of f64: the sums are formed again of gradients scaled by a power of two
-// (docs/summation.md, section 1).
+// f64 gradients whose squares leave the range of f64: the sums are formed again of gradients scaled by a
+// power of two (docs/summation.md, section 1).
 #pragma once
 
 #include "decision.cuh"
-
-// Totals below 2⁻⁹⁰⁰ may have lost terms to underflow; the square of the smallest f32 is 2⁻²⁹⁸.
-#define RFD_TINY_EXPONENT (-900)
+#include "reduce.cuh"
 
 // Whether squares overflowed or underflowed; the answer is the same in every thread of every block.
-RFD_SHARED_CODE inline bool needs_rescue(const Launch launch, DecisionScratch<Kind::generic>& scratch)
+RFD_SHARED_CODE inline bool needs_rescale(const Launch launch, DecisionScratch<Kind::generic>& scratch)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double total = 0.0;
-    for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_LANES) {
+    for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
         total += launch.chunks_of(k) > 0 ? __ldcg(sums + k) : 0.0;
     }
     total = warp_tree(total);
@@ -52,23 +50,23 @@ RFD_SHARED_CODE inline void find_largest(const Launch launch)
     }
     // Numbers that are not negative order as their bits do.
     if (threadIdx.x % 32 == 0 && largest > 0.0) {
-        atomicMax(reinterpret_cast<unsigned long long*>(launch.step.rescue),
+        atomicMax(reinterpret_cast<unsigned long long*>(launch.step.largest_grad),
                   static_cast<unsigned long long>(__double_as_longlong(largest)));
     }
 }
 
 __device__ __forceinline__ double read_largest(const RfdStep& step)
 {
-    return __ldcg(reinterpret_cast<const double*>(step.rescue));
+    return __ldcg(reinterpret_cast<const double*>(step.largest_grad));
 }
 
 __device__ __forceinline__ void forget_largest(const RfdStep& step)
 {
-    *reinterpret_cast<double*>(step.rescue) = 0.0;
+    *reinterpret_cast<double*>(step.largest_grad) = 0.0;
 }
 
 // e of the factor 2⁻ᵉ; 0 without f64 gradients that are positive and finite.
-__device__ __forceinline__ int rescue_exponent(double largest)
+__device__ __forceinline__ int rescale_exponent(double largest)
 {
     if (!(largest > 0.0 && is_finite(largest))) {
         return 0;
@@ -77,15 +75,16 @@ __device__ __forceinline__ int rescue_exponent(double largest)
     return exponent > 1022 ? 1022 : exponent < -1022 ? -1022 : exponent;
 }
 
-// Within one cooperative launch; the exponent of the sums that are needed, 0 when those that are there will do.
+// Within one cooperative launch; the exponent of the sums that are needed, 0 when those that are there will
+// do.
 __device__ __forceinline__ int find_exponent(const Launch& launch, DecisionScratch<Kind::generic>& scratch)
 {
-    if (!needs_rescue(launch, scratch)) {
+    if (!needs_rescale(launch, scratch)) {
         return 0;
     }
     find_largest(launch);
     grid_barrier();
-    const int exponent = rescue_exponent(read_largest(launch.step));
+    const int exponent = rescale_exponent(read_largest(launch.step));
     grid_barrier();
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         forget_largest(launch.step);

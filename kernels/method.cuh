@@ -1,0 +1,104 @@
+// The methods, and the one place that asks which it is. Each is a struct in methods/ with the same entry
+// points:
+//
+//   Scratch<KIND>                          what a block shares while it decides
+//   accepts(step), accepts(step, group)    whether the settings are in its domain
+//   averaging(step)                        the decay of the velocities whose squares the first pass sums
+//                                          too; 0 where it need not, and always in instances of kind `fitted`
+//   decide<KIND>(launch, scratch, totals)  from the sums of all tensors to the step, by all threads
+//   scale(launch, decision, tensor)        what a tensor's coefficient is multiplied with, after decide
+//   store_history<KIND>(launch, scratch)   writes what is remembered after an applied step, by one block
+//
+// A new method is such a header and a line in RFD_METHODS, with its number (RFD_METHOD_*) and what it is
+// passed (in RfdStep) in abi.h.
+#pragma once
+
+#include "methods/adaptive.cuh"
+#include "methods/fitted.cuh"
+
+// X(number, struct)
+#define RFD_METHODS(X)               \
+    X(RFD_METHOD_FITTED, Fitted)     \
+    X(RFD_METHOD_ADAPTIVE, Adaptive)
+
+#define RFD_METHOD_SCRATCH(NUMBER, METHOD) , METHOD::Scratch<KIND>
+template <Kind KIND>
+struct DecisionScratch : SharedDecision RFD_METHODS(RFD_METHOD_SCRATCH) {};
+#undef RFD_METHOD_SCRATCH
+
+__device__ __forceinline__ bool is_method(uint32_t number)
+{
+#define RFD_METHOD_IS(NUMBER, METHOD) number == NUMBER ||
+    return RFD_METHODS(RFD_METHOD_IS) false;
+#undef RFD_METHOD_IS
+}
+
+// Returns RFD_CALL of the step's method, which lean instances know when they are compiled. A number that is
+// no method's comes to Fitted, after load_settings has found the step invalid.
+#define RFD_CALL_IF(NUMBER, METHOD)                             \
+    if (NUMBER != RFD_METHOD_FITTED && step.method == NUMBER) { \
+        return RFD_CALL(METHOD);                                \
+    }
+#define RFD_DISPATCH(KIND)                         \
+    if constexpr (KIND == Kind::fitted) {          \
+        return RFD_CALL(Fitted);                   \
+    } else if constexpr (KIND == Kind::averaged) { \
+        return RFD_CALL(Adaptive);                 \
+    } else {                                       \
+        RFD_METHODS(RFD_CALL_IF)                   \
+        return RFD_CALL(Fitted);                   \
+    }
+
+// The entry points, of the step's method.
+
+template <Kind KIND>
+__device__ __forceinline__ bool method_accepts(const RfdStep& step)
+{
+#define RFD_CALL(METHOD) METHOD::accepts(step)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ bool method_accepts(const RfdStep& step, const RfdGroup& group)
+{
+#define RFD_CALL(METHOD) METHOD::accepts(step, group)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ double averaging_of(const RfdStep& step)
+{
+#define RFD_CALL(METHOD) METHOD::averaging(step)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ void decide_by_method(const Launch& launch, DecisionScratch<KIND>& scratch,
+                                                 const Totals& totals)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::decide<KIND>(launch, scratch, totals)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ double scale_of(const Launch& launch, const Decision& decision, uint32_t k)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::scale(launch, decision, k)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ void store_history(const Launch& launch, const DecisionScratch<KIND>& scratch)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::store_history<KIND>(launch, scratch)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}

@@ -1,0 +1,73 @@
+// What methods decide from: settings, loss, and the sums of all tensors together.
+#pragma once
+
+#include "instances.cuh"
+#include "rule.cuh"
+#include "tree.cuh"
+
+// What the threads of a block share while they decide (method.cuh): a SharedDecision and the scratch of each
+// method.
+template <Kind KIND>
+struct DecisionScratch;
+
+struct SharedDecision {
+    double euclidean[RFD_WARPS];
+    double sigma[RFD_WARPS];
+    Decision decision;
+    bool valid;  // the settings
+};
+
+// ‖g‖² and Σ f²‖g_k‖² of the gradients as given, times 4^−exponent.
+struct Totals {
+    double euclidean;
+    double sigma;
+    int exponent;
+    bool finite;  // the sums of all tensors, also of those that don't count
+};
+
+__device__ __forceinline__ bool found_inf(const RfdStep& step)
+{
+    // A sum over devices, so any number but 0; NaN too.
+    return step.found_inf != 0 && *reinterpret_cast<const float*>(step.found_inf) != 0.0f;
+}
+
+__device__ __forceinline__ double loss_of(const RfdStep& step)
+{
+    if (step.loss == 0) {
+        return step.loss_value;
+    }
+    double loss[RFD_QUAD];
+    const Unit unit{0, 1, false};
+    load<Reuse::later>(loss, static_cast<int>(step.loss_dtype), step.loss, unit);
+    return loss[0];
+}
+
+__device__ __forceinline__ const RfdSettings& settings_of(const RfdStep& step)
+{
+    return *reinterpret_cast<const RfdSettings*>(step.settings);
+}
+
+__device__ __forceinline__ bool not_negative(double x)
+{
+    return x >= 0.0 && is_finite(x);
+}
+
+// Velocities are f32: |v| ≤ max ‖g‖/(1 − m) has to stay finite, and so has the learning rate. `scale` as in
+// scalars_of.
+__device__ __forceinline__ bool fits_velocities(const Decision& decision, const RfdGroup& group, double scale)
+{
+    const double largest = RFD_F32_MAX;
+    return group.velocity_decay == 0.0 || (decision.grad_norm <= largest * (1.0 - group.velocity_decay) &&
+                                           scalars_of(decision, group, scale).coefficient <= largest);
+}
+
+// There is no step unless what each thread has checked fits.
+__device__ __forceinline__ void refuse_unless(bool fits, Decision& decision)
+{
+    const bool applies = decision.outcome == RFD_OUTCOME_APPLIED;
+    if (__syncthreads_and(fits) == 0 && applies && threadIdx.x == 0) {
+        decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
+        decision.theta = decision.step_size = decision.learning_rate = 0.0;
+    }
+    __syncthreads();
+}

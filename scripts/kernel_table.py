@@ -1,0 +1,70 @@
+"""The part of scripts/bindings that writes src/backend/kernels.rs. Reads the lists of the headers as the C preprocessor
+expands them: entries that end with a semicolon and begin with the name of their list."""
+
+import sys
+
+
+def camel(name):
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+lists = {"instance": [], "phase": [], "single": [], "family": []}
+for entry in sys.stdin.read().split(";"):
+    columns = [column.strip() for column in entry.split(",")]
+    if columns[0] in lists:
+        lists[columns[0]].append(columns[1:])
+instances = lists["instance"]
+phases, singles, families = ([row[0] for row in lists[name]] for name in ("phase", "single", "family"))
+kinds = list(dict.fromkeys(row[1] for row in instances))
+
+names = [f"rfd_{phase}_{row[0]}" for row in instances for phase in phases]
+names += [f"rfd_{single}" for single in singles]
+print("// Made from kernels/instances.h by scripts/bindings; do not edit.")
+print("//! The kernels and their instances.")
+print("use std::ffi::CStr;")
+print("use super::abi;")
+print("/// What lists of tensors an instance is for.")
+print("#[derive(Clone, Copy, Debug, PartialEq, Eq)]")
+print(f"pub(crate) enum InstanceKind {{ {', '.join(camel(kind) for kind in kinds)} }}")
+print("/// The instances of the kernels.")
+print("#[derive(Clone, Copy, Debug, PartialEq, Eq)]")
+print(f"pub(crate) enum Instance {{ {', '.join(camel(row[0]) for row in instances)} }}")
+print("/// A kernel, by its place in [`Kernel::NAMES`].")
+print("#[derive(Clone, Copy, PartialEq, Eq)]")
+print("pub(crate) struct Kernel(usize);")
+print("impl Kernel {")
+print("/// Names of all kernels.")
+print(f"pub const NAMES: [&CStr; {len(names)}] = [")
+print("\n".join(f'c"{name}",' for name in names))
+print("];")
+for single in singles:
+    print(f"pub const {single.upper()}: Kernel = Kernel({names.index(f'rfd_{single}')});")
+for phase in phases:
+    print(f"pub const fn {phase}(instance: Instance) -> Self {{ ENTRIES[instance as usize].{phase} }}")
+print("/// Its place in [`Self::NAMES`].")
+print("pub const fn index(self) -> usize { self.0 }")
+print("}")
+print("/// What an instance is compiled for, and as.")
+print("#[derive(Debug)]")
+print("pub(crate) struct Entry {")
+print("pub instance: Instance, pub kind: InstanceKind,")
+print("/// Formats of parameters and gradients.")
+print("pub param: u32, pub grad: u32,")
+print("/// Whether there are master weights, and velocities.")
+print("pub master: bool, pub velocity: bool,")
+print(", ".join(f"{phase}: Kernel" for phase in phases))
+print("}")
+print("/// In the order of [`Instance`].")
+print(f"pub(crate) const ENTRIES: [Entry; {len(instances)}] = [")
+for name, kind, param, grad, master, velocity, *_ in instances:
+    kernels = ", ".join(f"{phase}: Kernel({names.index(f'rfd_{phase}_{name}')})" for phase in phases)
+    flags = ", ".join(
+        f"{what}: {'true' if value == '1' else 'false'}" for what, value in [("master", master), ("velocity", velocity)]
+    )
+    print(f"Entry {{ instance: Instance::{camel(name)}, kind: InstanceKind::{camel(kind)},")
+    print(f"param: abi::RFD_DTYPE_{param}, grad: abi::RFD_DTYPE_{grad}, {flags}, {kernels} }},")
+print("];")
+print("/// The numbers of all covariance families.")
+print(f"pub(crate) const FAMILIES: [u32; {len(families)}] = [")
+print(", ".join(f"abi::RFD_FAMILY_{name}" for name in families))
+print("];")

@@ -1,0 +1,208 @@
+// Made from kernels/instances.h by scripts/bindings; do not edit.
+//! The kernels and their instances.
+use super::abi;
+use std::ffi::CStr;
+/// What lists of tensors an instance is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InstanceKind {
+    Fitted,
+    Averaged,
+    Generic,
+}
+/// The instances of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Instance {
+    F32,
+    F32Momentum,
+    F32Averaged,
+    Bf16Master,
+    Bf16MasterMomentum,
+    Bf16MasterAveraged,
+    Bf16,
+    F16Master,
+    Generic,
+}
+/// A kernel, by its place in [`Kernel::NAMES`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kernel(usize);
+impl Kernel {
+    /// Names of all kernels.
+    pub const NAMES: [&CStr; 33] = [
+        c"rfd_step_f32",
+        c"rfd_norm_f32",
+        c"rfd_update_f32",
+        c"rfd_step_f32_momentum",
+        c"rfd_norm_f32_momentum",
+        c"rfd_update_f32_momentum",
+        c"rfd_step_f32_averaged",
+        c"rfd_norm_f32_averaged",
+        c"rfd_update_f32_averaged",
+        c"rfd_step_bf16_master",
+        c"rfd_norm_bf16_master",
+        c"rfd_update_bf16_master",
+        c"rfd_step_bf16_master_momentum",
+        c"rfd_norm_bf16_master_momentum",
+        c"rfd_update_bf16_master_momentum",
+        c"rfd_step_bf16_master_averaged",
+        c"rfd_norm_bf16_master_averaged",
+        c"rfd_update_bf16_master_averaged",
+        c"rfd_step_bf16",
+        c"rfd_norm_bf16",
+        c"rfd_update_bf16",
+        c"rfd_step_f16_master",
+        c"rfd_norm_f16_master",
+        c"rfd_update_f16_master",
+        c"rfd_step_generic",
+        c"rfd_norm_generic",
+        c"rfd_update_generic",
+        c"rfd_rescale_max",
+        c"rfd_rescale_norm",
+        c"rfd_total",
+        c"rfd_status",
+        c"rfd_fill_masters",
+        c"rfd_store_table",
+    ];
+    pub const RESCALE_MAX: Kernel = Kernel(27);
+    pub const RESCALE_NORM: Kernel = Kernel(28);
+    pub const TOTAL: Kernel = Kernel(29);
+    pub const STATUS: Kernel = Kernel(30);
+    pub const FILL_MASTERS: Kernel = Kernel(31);
+    pub const STORE_TABLE: Kernel = Kernel(32);
+    pub const fn step(instance: Instance) -> Self {
+        ENTRIES[instance as usize].step
+    }
+    pub const fn norm(instance: Instance) -> Self {
+        ENTRIES[instance as usize].norm
+    }
+    pub const fn update(instance: Instance) -> Self {
+        ENTRIES[instance as usize].update
+    }
+    /// Its place in [`Self::NAMES`].
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+/// What an instance is compiled for, and as.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub instance: Instance,
+    pub kind: InstanceKind,
+    /// Formats of parameters and gradients.
+    pub param: u32,
+    pub grad: u32,
+    /// Whether there are master weights, and velocities.
+    pub master: bool,
+    pub velocity: bool,
+    step: Kernel,
+    norm: Kernel,
+    update: Kernel,
+}
+/// In the order of [`Instance`].
+pub(crate) const ENTRIES: [Entry; 9] = [
+    Entry {
+        instance: Instance::F32,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_F32,
+        grad: abi::RFD_DTYPE_F32,
+        master: false,
+        velocity: false,
+        step: Kernel(0),
+        norm: Kernel(1),
+        update: Kernel(2),
+    },
+    Entry {
+        instance: Instance::F32Momentum,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_F32,
+        grad: abi::RFD_DTYPE_F32,
+        master: false,
+        velocity: true,
+        step: Kernel(3),
+        norm: Kernel(4),
+        update: Kernel(5),
+    },
+    Entry {
+        instance: Instance::F32Averaged,
+        kind: InstanceKind::Averaged,
+        param: abi::RFD_DTYPE_F32,
+        grad: abi::RFD_DTYPE_F32,
+        master: false,
+        velocity: true,
+        step: Kernel(6),
+        norm: Kernel(7),
+        update: Kernel(8),
+    },
+    Entry {
+        instance: Instance::Bf16Master,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_BF16,
+        grad: abi::RFD_DTYPE_BF16,
+        master: true,
+        velocity: false,
+        step: Kernel(9),
+        norm: Kernel(10),
+        update: Kernel(11),
+    },
+    Entry {
+        instance: Instance::Bf16MasterMomentum,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_BF16,
+        grad: abi::RFD_DTYPE_BF16,
+        master: true,
+        velocity: true,
+        step: Kernel(12),
+        norm: Kernel(13),
+        update: Kernel(14),
+    },
+    Entry {
+        instance: Instance::Bf16MasterAveraged,
+        kind: InstanceKind::Averaged,
+        param: abi::RFD_DTYPE_BF16,
+        grad: abi::RFD_DTYPE_BF16,
+        master: true,
+        velocity: true,
+        step: Kernel(15),
+        norm: Kernel(16),
+        update: Kernel(17),
+    },
+    Entry {
+        instance: Instance::Bf16,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_BF16,
+        grad: abi::RFD_DTYPE_BF16,
+        master: false,
+        velocity: false,
+        step: Kernel(18),
+        norm: Kernel(19),
+        update: Kernel(20),
+    },
+    Entry {
+        instance: Instance::F16Master,
+        kind: InstanceKind::Fitted,
+        param: abi::RFD_DTYPE_F16,
+        grad: abi::RFD_DTYPE_F16,
+        master: true,
+        velocity: false,
+        step: Kernel(21),
+        norm: Kernel(22),
+        update: Kernel(23),
+    },
+    Entry {
+        instance: Instance::Generic,
+        kind: InstanceKind::Generic,
+        param: abi::RFD_DTYPE_F32,
+        grad: abi::RFD_DTYPE_F32,
+        master: true,
+        velocity: true,
+        step: Kernel(24),
+        norm: Kernel(25),
+        update: Kernel(26),
+    },
+];
+/// The numbers of all covariance families.
+pub(crate) const FAMILIES: [u32; 4] = [
+    abi::RFD_FAMILY_SQUARED_EXPONENTIAL,
+    abi::RFD_FAMILY_RATIONAL_QUADRATIC,
+    abi::RFD_FAMILY_MATERN32,
+    abi::RFD_FAMILY_MATERN52,
+];
