@@ -175,7 +175,7 @@ fn damaged_headers() {
     check(&["version 3"], &|header| *header = json!({"version": 3}));
     check(&["damaged"], &|header| header["version"] = json!("2"));
     check(&["damaged", "-1"], &|header| header["applied_steps"] = json!(-1));
-    check(&["damaged", "`momentum`"], &|header| header["method"] = json!("momentum"));
+    check(&["by the momentum method"], &|header| header["method"] = json!("momentum"));
     check(&["averaging 0.5", "has 0.9"], &|header| header["settings"]["averaging"] = json!(0.5));
     check(&["averaging \"0.9\""], &|header| header["settings"]["averaging"] = json!("0.9"));
     check(&["decay 0.5", "does not know"], &|header| header["settings"]["decay"] = json!(0.5));
