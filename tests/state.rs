@@ -181,8 +181,14 @@ fn damaged_headers() {
     check(&["decay 0.5", "does not know"], &|header| header["settings"]["decay"] = json!(0.5));
     check(&["`0.weight` twice"], &|header| header["tensors"][1]["name"] = json!("0.weight"));
     check(&["`0.weight` is [6] f32", "[3, 2] f32"], &|header| header["tensors"][0]["shape"] = json!([6]));
-    check(&["`history`", "`0.bias` has none"], &|header| header["tensors"][1]["history"] = Value::Null);
-    check(&["`history`"], &|header| header["history"] = Value::Null);
+    check(&["damaged", "null"], &|header| header["history"] = Value::Null);
+    check(&["`0.bias`", "`history`", "no number `squares`"], &|header| {
+        header["tensors"][1].as_object_mut().unwrap().remove("history");
+    });
+    check(&["`history`", "no number `loss`"], &|header| {
+        header.as_object_mut().unwrap().remove("history");
+    });
+    check(&["`history`", "know its `level`"], &|header| header["history"]["level"] = json!(1.0));
     check(&["`history`", "domain"], &|header| header["history"]["steps"] = json!(1e9));
     check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["squares"] = json!(-1.0));
     check(&["damaged", "squares_rest"], &|header| {
