@@ -564,6 +564,59 @@ typedef struct rfd_adaptive {
 } rfd_adaptive;
 
 /**
+ * What a step did.
+ */
+typedef struct rfd_step_report {
+    /**
+     * sizeof(rfd_step_report).
+     */
+    size_t size;
+    /**
+     * The loss given.
+     */
+    double loss;
+    /**
+     * Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
+     */
+    double grad_norm;
+    /**
+     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
+     * the adaptive method that of the averaged gradient.
+     */
+    double sigma_norm;
+    /**
+     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
+     * in a skipped step.
+     */
+    double theta;
+    /**
+     * Length of the step, multiplier and cap included; 0 in a skipped step.
+     */
+    double step_size;
+    /**
+     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
+     * averaged one, and each tensor's scale beside; 0 in a skipped step.
+     */
+    double learning_rate;
+    /**
+     * Steps applied so far, this one included.
+     */
+    uint64_t applied_steps;
+    /**
+     * Steps skipped so far, this one included.
+     */
+    uint64_t skipped_steps;
+    /**
+     * One of RFD_OUTCOME_*.
+     */
+    uint32_t outcome;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} rfd_step_report;
+
+/**
  * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
  */
 typedef struct rfd_tensor {
@@ -633,59 +686,6 @@ typedef struct rfd_step_input {
      */
     uint32_t loss_dtype;
 } rfd_step_input;
-
-/**
- * What a step did.
- */
-typedef struct rfd_step_report {
-    /**
-     * sizeof(rfd_step_report).
-     */
-    size_t size;
-    /**
-     * The loss given.
-     */
-    double loss;
-    /**
-     * Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
-     */
-    double grad_norm;
-    /**
-     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
-     * the adaptive method that of the averaged gradient.
-     */
-    double sigma_norm;
-    /**
-     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
-     * in a skipped step.
-     */
-    double theta;
-    /**
-     * Length of the step, multiplier and cap included; 0 in a skipped step.
-     */
-    double step_size;
-    /**
-     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
-     * averaged one, and each tensor's scale beside; 0 in a skipped step.
-     */
-    double learning_rate;
-    /**
-     * Steps applied so far, this one included.
-     */
-    uint64_t applied_steps;
-    /**
-     * Steps skipped so far, this one included.
-     */
-    uint64_t skipped_steps;
-    /**
-     * One of RFD_OUTCOME_*.
-     */
-    uint32_t outcome;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-} rfd_step_report;
 
 /**
  * Success.
@@ -1234,76 +1234,20 @@ rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
 void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
 
 /**
- * One step: norm, step size, update of all parameters.
+ * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
  *
- * `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied.
- * Parameters and gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null,
- * but `params` and `grads` may be when `count` is 0.
- *
- * On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set
- * `report->size` before. On a CUDA device `stream` is a CUstream or cudaStream_t of the device's primary
- * context (null, 1 and 2 are the default streams), and `report` is null: the step is queued there and
- * nothing waits for it, so parameters must stay allocated, and gradients unchanged, until the stream has
- * done it. It can be captured in a CUDA graph; then call rfd_optimizer_init_master_weights before, if there
- * are master weights. Steps of one optimizer go to one stream, or to streams that the caller orders.
- *
- * One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK,
- * nothing has changed, and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device
- * or alignment is wrong, or that shares memory with another one; nothing has changed then.
+ * `adaptive` must not be null. Any thread.
  */
-rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
-                              const struct rfd_tensor *params,
-                              const struct rfd_tensor *grads,
-                              size_t count,
-                              const struct rfd_step_input *input,
-                              void *stream,
-                              struct rfd_step_report *report);
+rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
 
 /**
- * The first half of a step in sharded training: squared norms of this rank's gradients.
+ * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
+ * be set; `size` is sizeof(rfd_fitted).
  *
- * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
- * memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
- * The caller adds them up over all ranks, there or elsewhere, and passes the sums to
- * rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
- * except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
- * time.
+ * `fitted` must not be null. Any thread.
  */
-rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
-                                      const struct rfd_tensor *params,
-                                      const struct rfd_tensor *grads,
-                                      size_t count,
-                                      void *stream,
-                                      double **norm);
-
-/**
- * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
- * the device for a device. Every rank must give the same norm and input; then all take bitwise the same
- * step.
- *
- * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
- * lock or the method is adaptive: a shard does not know the norms that they need.
- */
-rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
-                                        const struct rfd_tensor *params,
-                                        const struct rfd_tensor *grads,
-                                        size_t count,
-                                        const double *norm,
-                                        const struct rfd_step_input *input,
-                                        void *stream,
-                                        struct rfd_step_report *report);
-
-/**
- * Fills the master weights from the parameters: on a device before a first step that is captured in a graph.
- * On the CPU it does nothing, as the first step fills them.
- *
- * `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One
- * thread at a time.
- */
-rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
-                                             const struct rfd_tensor *params,
-                                             size_t count,
-                                             void *stream);
+rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
+                           size_t size);
 
 /**
  * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
@@ -1408,20 +1352,76 @@ rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
                                    void *stream);
 
 /**
- * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
+ * One step: norm, step size, update of all parameters.
  *
- * `adaptive` must not be null. Any thread.
+ * `params` and `grads` have `count` elements each, in the order of the specs; they and `input` are copied.
+ * Parameters and gradients stay the caller's. `optimizer`, `params`, `grads` and `input` must not be null,
+ * but `params` and `grads` may be when `count` is 0.
+ *
+ * On the CPU `stream` is null, and `report`, unless it is null, receives what the step did; set
+ * `report->size` before. On a CUDA device `stream` is a CUstream or cudaStream_t of the device's primary
+ * context (null, 1 and 2 are the default streams), and `report` is null: the step is queued there and
+ * nothing waits for it, so parameters must stay allocated, and gradients unchanged, until the stream has
+ * done it. It can be captured in a CUDA graph; then call rfd_optimizer_init_master_weights before, if there
+ * are master weights. Steps of one optimizer go to one stream, or to streams that the caller orders.
+ *
+ * One thread at a time. Input that is not finite, a zero gradient or found_inf skip the step: RFD_OK,
+ * nothing has changed, and the report says why. RFD_ERROR_TENSOR names a tensor whose count, format, device
+ * or alignment is wrong, or that shares memory with another one; nothing has changed then.
  */
-rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
+rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
+                              const struct rfd_tensor *params,
+                              const struct rfd_tensor *grads,
+                              size_t count,
+                              const struct rfd_step_input *input,
+                              void *stream,
+                              struct rfd_step_report *report);
 
 /**
- * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
- * be set; `size` is sizeof(rfd_fitted).
+ * The first half of a step in sharded training: squared norms of this rank's gradients.
  *
- * `fitted` must not be null. Any thread.
+ * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
+ * memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
+ * The caller adds them up over all ranks, there or elsewhere, and passes the sums to
+ * rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
+ * except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
+ * time.
  */
-rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
-                           size_t size);
+rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
+                                      const struct rfd_tensor *params,
+                                      const struct rfd_tensor *grads,
+                                      size_t count,
+                                      void *stream,
+                                      double **norm);
+
+/**
+ * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
+ * the device for a device. Every rank must give the same norm and input; then all take bitwise the same
+ * step.
+ *
+ * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
+ * lock or the method is adaptive: a shard does not know the norms that they need.
+ */
+rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
+                                        const struct rfd_tensor *params,
+                                        const struct rfd_tensor *grads,
+                                        size_t count,
+                                        const double *norm,
+                                        const struct rfd_step_input *input,
+                                        void *stream,
+                                        struct rfd_step_report *report);
+
+/**
+ * Fills the master weights from the parameters: on a device before a first step that is captured in a graph.
+ * On the CPU it does nothing, as the first step fills them.
+ *
+ * `optimizer` must not be null, nor `params` unless `count` is 0. `stream` as in rfd_optimizer_step. One
+ * thread at a time.
+ */
+rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
+                                             const struct rfd_tensor *params,
+                                             size_t count,
+                                             void *stream);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::core::Core;
-use super::raw::Placement;
+use super::raw::{Placement, check_host_stream};
 use super::reader::{LastReport, ReportReader};
 use super::{
     DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
@@ -142,8 +142,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front ends
-    /// that say so earlier. Reads no tensor.
+    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front
+    /// ends that say so earlier. Reads no tensor.
     ///
     /// # Errors
     /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
@@ -291,7 +291,7 @@ impl AnyOptimizer {
     /// [`Error::Device`] with what the driver reports.
     pub fn wait_report(&self, stream: Stream) -> Result<Option<StepReport>> {
         match &self.place {
-            Place::Host(host) => on_host(stream).map(|()| host.last.get()),
+            Place::Host(host) => check_host_stream(stream).map(|()| host.last.get()),
             Place::Device(device) => device.wait_report(stream),
         }
     }
@@ -327,7 +327,7 @@ impl AnyOptimizer {
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         match &self.place {
             Place::Host(host) => {
-                on_host(stream)?;
+                check_host_stream(stream)?;
                 host.optimizer.state_to_bytes()
             }
             Place::Device(device) => device.state_to_bytes(stream),
@@ -346,19 +346,10 @@ impl AnyOptimizer {
     }
 }
 
-/// An error for a stream, of which the host has none.
-fn on_host(stream: Stream) -> Result<()> {
-    if stream == Stream::DEFAULT {
-        return Ok(());
-    }
-    let given = format!("{:#x}", stream.as_raw());
-    Err(Error::invalid("stream", given, "must be null: this optimizer works on the CPU"))
-}
-
 impl OnHost {
     /// The optimizer, which needs no stream.
     fn alone(&mut self, stream: Stream) -> Result<&mut Optimizer> {
-        on_host(stream)?;
+        check_host_stream(stream)?;
         Ok(&mut self.optimizer)
     }
 
