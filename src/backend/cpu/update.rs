@@ -9,13 +9,10 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::element::{Compute, Load, Parameter, Store, narrow_bf16, narrow_f16};
+use super::element::{BLOCK, Compute, Load, Parameter, Store, narrow_bf16, narrow_f16};
 use super::rounding::StochasticBits;
 use super::{SERIAL_BELOW, TASK, run};
 use crate::tensor::{DType, GradRef, ParamMut};
-
-/// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
-pub(super) const BLOCK: usize = 1024;
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
