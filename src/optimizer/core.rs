@@ -76,7 +76,7 @@ impl Core {
         Ok(())
     }
 
-    /// Replaces the options of one group; those it had.
+    /// Replaces the options of one group; returns those it had.
     pub(crate) fn set_group(&mut self, index: usize, group: Group) -> Result<Group> {
         let count = self.options.groups.len();
         let Some(old) = self.options.groups.get_mut(index) else {
@@ -86,10 +86,15 @@ impl Core {
         Ok(std::mem::replace(old, group))
     }
 
-    /// Replaces the settings of the method; those it had.
-    pub(crate) fn set_method(&mut self, method: Method) -> Result<Method> {
+    /// An error unless [`Core::set_method`] would take the settings.
+    pub(crate) fn check_method(&self, method: &Method) -> Result<()> {
         method.descent().check(self.options.groups.len())?;
-        self.method.descent().check_change(&method)?;
+        self.method.descent().check_change(method)
+    }
+
+    /// Replaces the settings of the method; returns those it had.
+    pub(crate) fn set_method(&mut self, method: Method) -> Result<Method> {
+        self.check_method(&method)?;
         Ok(std::mem::replace(&mut self.method, method))
     }
 

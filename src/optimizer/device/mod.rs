@@ -208,11 +208,12 @@ impl DeviceOptimizer {
     /// As [`Optimizer::set_method`](super::Optimizer::set_method); [`Error::Device`] when the device has not
     /// enough memory.
     pub fn set_method(&mut self, method: impl Into<Method>, stream: Stream) -> Result<()> {
-        let old = self.core.set_method(method.into())?;
-        let (old, new) = (old.descent(), self.core.method().clone());
+        let method = method.into();
+        self.core.check_method(&method)?;
         let (mut moving, mut resting) = (Vec::new(), Vec::new());
         for (k, spec) in self.core.specs().enumerate() {
-            let [before, after] = [old, new.descent()].map(|method| method.velocity_decay(spec.group) > 0.0);
+            let before = self.core.velocity_decay_of(k) > 0.0;
+            let after = method.descent().velocity_decay(spec.group) > 0.0;
             if after && !before {
                 moving.push(k);
             } else if before && !after {
@@ -222,13 +223,16 @@ impl DeviceOptimizer {
         if !(moving.is_empty() && resting.is_empty()) {
             self.prepared = None;
         }
+        // Before the change: where there is no memory the method stays as it was.
         self.require_velocities(moving)?;
+        let old = self.core.set_method(method)?;
         for k in resting {
             // Momentum that is switched on again starts at rest.
             self.clear_velocity(k, stream)?;
         }
         for group in 0..self.core.options().groups.len() {
-            if old.velocity_decay(group) != new.descent().velocity_decay(group) {
+            let decay = |method: &Method| method.descent().velocity_decay(group);
+            if decay(&old) != decay(self.core.method()) {
                 self.control.write_group(&self.core, group, stream)?;
             }
         }
