@@ -791,6 +791,12 @@ fn groups_by_tensor_keep_the_settings_of_their_groups() {
             other => panic!("{other:?}"),
         }
     }
+    // Momentum of two groups, where there are three.
+    let three = Options { groups: vec![Group::default(); 3], ..Options::default() };
+    let fitted = Fitted { momentum: vec![0.9, 0.1], ..of_tensors(vec![factor("bias", 4, 1.0)]) };
+    let in_third = vec![TensorSpec::new("bias", &[4], DType::F32).in_group(2)];
+    let error = fitted.per_tensor(three, in_third).unwrap_err().to_string();
+    assert!(error.contains("momentum = 2: there are 3 groups"), "{error}");
     // A shard has fewer elements, as long as it lies within the tensor.
     let shard = |offset| vec![TensorSpec { offset, ..TensorSpec::new("bias", &[4], DType::F32) }];
     let placed = |offset| {

@@ -24,14 +24,15 @@ use crate::optimizer::spec::TensorSpec;
 pub struct Fitted {
     /// What was fitted.
     pub model: Model,
-    /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism. Default: RFD.
+    /// Step-size mode (RFD, A-RFD, A-RFD clipped at the plateau) and conservatism (paper, Definition "A-RFD"
+    /// and section "Conservative RFD"). Default: RFD.
     pub rule: StepRule,
     /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of
     /// the gradients, in (0, 1]. 0, the default, treats loss and gradient as noiseless.
     pub inv_batch_size: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each. 0,
-    /// and no number, which is the default: no velocity is kept. Velocities are f32 for all but f64
-    /// parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
+    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each; none,
+    /// the default, is 0 for all. Tensors with momentum 0 keep no velocity. Velocities are f32 for all but
+    /// f64 parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
     pub momentum: Vec<f64>,
 }
 
@@ -54,7 +55,8 @@ impl Fitted {
     ///
     /// # Errors
     /// [`Error::Tensor`] names a tensor of the model that is not in `specs`, one that reaches beyond the
-    /// number of elements the model was fitted with, or one whose group does not exist.
+    /// number of elements the model was fitted with, or one whose group does not exist;
+    /// [`Error::InvalidArgument`] a setting outside its domain.
     pub fn per_tensor(
         mut self,
         mut options: Options,
@@ -64,6 +66,7 @@ impl Fitted {
         if tensors.is_empty() {
             return Ok((self, options, specs));
         }
+        self.check(options.groups.len())?;
         let mut factors: HashMap<&str, &TensorFactor> =
             tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let (mut groups, mut momentum) = (Vec::with_capacity(specs.len()), Vec::with_capacity(specs.len()));
