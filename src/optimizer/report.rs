@@ -83,27 +83,35 @@ pub enum SkipReason {
     LossBelowBound,
 }
 
-/// The numbers of outcomes, the same in Rust, C and kernels.
-const CODES: [(u32, Outcome); 8] = [
-    (RFD_OUTCOME_APPLIED, Outcome::Applied),
-    (RFD_OUTCOME_FOUND_INF, Outcome::Skipped(SkipReason::FoundInf)),
-    (RFD_OUTCOME_NON_FINITE_LOSS, Outcome::Skipped(SkipReason::NonFiniteLoss)),
-    (RFD_OUTCOME_NON_FINITE_GRADIENT, Outcome::Skipped(SkipReason::NonFiniteGradient)),
-    (RFD_OUTCOME_ZERO_GRADIENT, Outcome::Skipped(SkipReason::ZeroGradient)),
-    (RFD_OUTCOME_INVALID_OPTION, Outcome::Skipped(SkipReason::InvalidOption)),
-    (RFD_OUTCOME_OUT_OF_RANGE, Outcome::Skipped(SkipReason::OutOfRange)),
-    (RFD_OUTCOME_LOSS_BELOW_BOUND, Outcome::Skipped(SkipReason::LossBelowBound)),
-];
-
 impl Outcome {
-    /// Its number, `RFD_OUTCOME_*` in C.
-    pub fn code(self) -> u32 {
-        CODES.into_iter().find(|&(_, outcome)| outcome == self).map_or(0, |(code, _)| code)
+    const ALL: [Outcome; 8] = [
+        Outcome::Applied,
+        Outcome::Skipped(SkipReason::FoundInf),
+        Outcome::Skipped(SkipReason::NonFiniteLoss),
+        Outcome::Skipped(SkipReason::NonFiniteGradient),
+        Outcome::Skipped(SkipReason::ZeroGradient),
+        Outcome::Skipped(SkipReason::InvalidOption),
+        Outcome::Skipped(SkipReason::OutOfRange),
+        Outcome::Skipped(SkipReason::LossBelowBound),
+    ];
+
+    /// Its number, the same in Rust, C (`RFD_OUTCOME_*`) and kernels.
+    pub const fn code(self) -> u32 {
+        match self {
+            Outcome::Applied => RFD_OUTCOME_APPLIED,
+            Outcome::Skipped(SkipReason::FoundInf) => RFD_OUTCOME_FOUND_INF,
+            Outcome::Skipped(SkipReason::NonFiniteLoss) => RFD_OUTCOME_NON_FINITE_LOSS,
+            Outcome::Skipped(SkipReason::NonFiniteGradient) => RFD_OUTCOME_NON_FINITE_GRADIENT,
+            Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
+            Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
+            Outcome::Skipped(SkipReason::OutOfRange) => RFD_OUTCOME_OUT_OF_RANGE,
+            Outcome::Skipped(SkipReason::LossBelowBound) => RFD_OUTCOME_LOSS_BELOW_BOUND,
+        }
     }
 
     /// The outcome with this number, if there is one.
     pub fn from_code(code: u32) -> Option<Self> {
-        CODES.into_iter().find(|&(number, _)| number == code).map(|(_, outcome)| outcome)
+        Self::ALL.into_iter().find(|outcome| outcome.code() == code)
     }
 }
 
