@@ -84,9 +84,9 @@ pub(crate) struct HostBlock {
     pub device: u64,
 }
 
-// SAFETY: an address alone; who reads or writes through it has to say why that is sound.
+// SAFETY: two addresses; who reads or writes through them has to say why that is sound.
 unsafe impl Send for HostBlock {}
-// SAFETY: as above.
+// SAFETY: shared addresses are only read; who goes through them has to say why that is sound.
 unsafe impl Sync for HostBlock {}
 
 /// A device. Work on one stream runs in order; calls may come from any thread.

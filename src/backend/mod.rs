@@ -17,7 +17,7 @@ pub(crate) mod abi;
 pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
-// Only a backend that executes builds some of it.
+// Some of both is dead code in a build without devices.
 #[cfg_attr(not(any(feature = "cuda", feature = "shim")), allow(dead_code))]
 pub(crate) mod executor;
 #[cfg_attr(not(any(feature = "cuda", feature = "shim")), allow(dead_code))]
@@ -25,6 +25,4 @@ pub(crate) mod kernels;
 pub(crate) mod memory;
 #[cfg(feature = "shim")]
 pub(crate) mod shim;
-// Who writes structs to a device follows.
-#[allow(dead_code)]
 pub(crate) mod words;

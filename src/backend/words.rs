@@ -25,7 +25,8 @@ pub(crate) unsafe trait Plain: Copy + Default + sealed::Sealed {
     /// The struct that consists of these words, which must be as many as it has.
     fn from_words(words: &[u64]) -> Self {
         let mut value = Self::default();
-        // SAFETY: as in `words`; and whatever is written there is a value.
+        // SAFETY: an implementor is aligned like a word and consists of whole words; whatever is written
+        // there is a value.
         let all = unsafe {
             std::slice::from_raw_parts_mut(std::ptr::from_mut(&mut value).cast(), size_of::<Self>() / 8)
         };
@@ -52,7 +53,8 @@ pub(crate) fn bytes_of<T: Plain>(list: &[T]) -> &[u8] {
 
 /// The bytes of a list, to be written.
 pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in `bytes_of`; and whatever is written there is a value of a `Plain`.
+    // SAFETY: bytes need no alignment, those of a list of `Plain` are all initialised, and whatever is written
+    // there is a value of one.
     unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast(), size_of_val(list)) }
 }
 

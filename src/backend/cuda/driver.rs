@@ -113,9 +113,9 @@ pub(super) struct Context {
     device: sys::CUdevice,
 }
 
-// SAFETY: contexts may be used from any thread; the driver synchronises.
+// SAFETY: two handles; the driver lets any thread bind and release a primary context.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: by reference a context can only be bound, which the driver allows on several threads at once.
 unsafe impl Sync for Context {}
 
 impl Context {

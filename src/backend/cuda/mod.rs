@@ -127,9 +127,9 @@ struct Cuda {
 #[derive(Debug)]
 struct OwnStream(sys::CUstream);
 
-// SAFETY: streams may be used from any thread; the driver synchronises.
+// SAFETY: a handle; the driver lets any thread use and destroy a stream.
 unsafe impl Send for OwnStream {}
-// SAFETY: as above.
+// SAFETY: the driver takes work for one stream from several threads at once, and orders it.
 unsafe impl Sync for OwnStream {}
 
 impl Cuda {

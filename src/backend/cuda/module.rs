@@ -38,9 +38,9 @@ pub(super) struct Function {
     pub resident_blocks: u32,
 }
 
-// SAFETY: modules and functions may be used from any thread; the driver synchronises.
+// SAFETY: handles of the driver, which lets any thread launch functions and unload the module.
 unsafe impl Send for Module {}
-// SAFETY: as above.
+// SAFETY: by reference handles are only read; the driver launches functions for several threads at once.
 unsafe impl Sync for Module {}
 
 impl Module {
