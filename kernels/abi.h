@@ -117,7 +117,7 @@ typedef struct RfdSettings {
     double max_step_size;  // +infinity for no cap
 } RfdSettings;
 
-// The fitted covariance model (src/covariance/model.rs). All 0 for other methods.
+// The fitted covariance model (src/covariance/model/mod.rs). All 0 for other methods.
 typedef struct RfdModel {
     double mean;
     double variance;

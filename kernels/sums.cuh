@@ -67,8 +67,8 @@ __device__ __forceinline__ void leaf_averaged(double (&sums)[sums_of(I::KIND)], 
     sums[RFD_SUM_DIRECTION] = direction.leaf();
 }
 
-// This leaf's four sums for norm lock. The direction is that of the update to come: it needs momentum and
-// gradient scale, which are known, but not the step size.
+// This leaf's four sums for norm lock. The direction is that of the update to come: it needs the decay of the
+// velocity and the gradient scale, which are known, but not the step size.
 template <class I, class T>
 __device__ __forceinline__ void leaf_lock(double (&sums)[4], const RfdTensor& tensor, const Chunk& chunk, double scale,
                                           double decay, double unscale)

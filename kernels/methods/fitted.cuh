@@ -1,4 +1,5 @@
-// RFD as published: a fitted covariance model decides. src/optimizer/decision.rs on the device.
+// The fitted method, RFD as published: a covariance model decides. src/optimizer/method/fitted.rs and
+// src/optimizer/decision.rs operation by operation, so that the bits agree.
 #pragma once
 
 #include "../conservative.cuh"
