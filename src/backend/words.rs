@@ -53,8 +53,8 @@ pub(crate) fn bytes_of<T: Plain>(list: &[T]) -> &[u8] {
 
 /// The bytes of a list, to be written.
 pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
-    // SAFETY: bytes need no alignment, those of a list of `Plain` are all initialised, and whatever is written
-    // there is a value of one.
+    // SAFETY: bytes need no alignment, those of a list of `Plain` are all initialised, and whatever is
+    // written there is a value of one.
     unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast(), size_of_val(list)) }
 }
 

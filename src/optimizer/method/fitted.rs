@@ -30,9 +30,9 @@ pub struct Fitted {
     /// 1/b for the S-RFD correction (paper, extension "S-RFD"): the inverse of the effective batch size of
     /// the gradients, in (0, 1]. 0, the default, treats loss and gradient as noiseless.
     pub inv_batch_size: f64,
-    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each; none,
-    /// the default, is 0 for all. Tensors with momentum 0 keep no velocity. Velocities are f32 for all but
-    /// f64 parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
+    /// m in v ← m·v − g, p ← p + learning_rate·v, in [0, 1): one number for all groups, or one for each;
+    /// none, the default, is 0 for all. Tensors with momentum 0 keep no velocity. Velocities are f32 for all
+    /// but f64 parameters, so a step whose gradient norm or learning rate leaves the range of f32 is skipped.
     pub momentum: Vec<f64>,
 }
 
