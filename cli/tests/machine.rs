@@ -31,7 +31,7 @@ fn the_doctor_tells_what_there_is_and_what_is_chosen() {
         Some(_) => assert!(report["cuda"]["problem"].is_null()),
         None => assert!(!usable && !report["cuda"]["problem"].as_str().unwrap().is_empty()),
     }
-    assert_eq!(report["choice"]["backend"], if usable { "cuda" } else { "cpu" });
+    assert_eq!(report["choice"]["target"], if usable { "cuda" } else { "cpu" });
     assert!(!report["choice"]["reason"].as_str().unwrap().is_empty());
 }
 
@@ -63,7 +63,7 @@ fn the_benchmark_counts_bytes_and_checks_the_step() {
 
 #[test]
 fn the_benchmark_of_a_device_that_is_not_there_says_so() {
-    if json(&["doctor"])["choice"]["backend"] == "cuda" {
+    if json(&["doctor"])["choice"]["target"] == "cuda" {
         let report = json(&["bench", "--device", "cuda", "--parameters", "100003"]);
         assert!(report["step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
         assert!(report["adaptive_step_us"].as_f64().unwrap() > 0.0);

@@ -59,7 +59,7 @@ fn to_json(report: &Report, choice: &Choice) -> String {
             "devices": devices,
         },
         "choice": {
-            "backend": if device.is_some() { "cuda" } else { "cpu" },
+            "target": if device.is_some() { "cuda" } else { "cpu" },
             "device": device,
             "reason": choice.reason,
         },

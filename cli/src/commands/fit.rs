@@ -94,7 +94,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     }
     check_files(args)?;
 
-    let Fitted { samples, statistics, fit, tensors } = fitted(args)?;
+    let Estimates { samples, statistics, fit, tensors } = fitted(args)?;
     let model = match args.dims {
         Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
         None => None,
@@ -176,14 +176,14 @@ fn check_files(args: &FitArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-struct Fitted {
+struct Estimates {
     samples: Vec<Sample>,
     statistics: SampleStatistics,
     fit: Fit,
     tensors: Vec<TensorVariance>,
 }
 
-fn fitted(args: &FitArgs) -> Result<Fitted, CliError> {
+fn fitted(args: &FitArgs) -> Result<Estimates, CliError> {
     let table = SampleTable::read(&args.samples)?;
     let statistics = table.statistics().map_err(|error| data(args, error))?;
     let fit = fit(&statistics).map_err(|error| data(args, error))?;
@@ -192,7 +192,7 @@ fn fitted(args: &FitArgs) -> Result<Fitted, CliError> {
         tensors = tensor_variances(&statistics).map_err(|error| data(args, error))?;
         tensors.sort_by_key(|fitted| table.tensors.iter().position(|name| *name == fitted.name));
     }
-    Ok(Fitted { samples: table.samples, statistics, fit, tensors })
+    Ok(Estimates { samples: table.samples, statistics, fit, tensors })
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {

@@ -52,7 +52,7 @@ pub struct FitOptions {
 
 /// A fitted model and how it came about, as in `run.json`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Fitted {
+pub struct FittedModel {
     /// The model.
     #[serde(skip)]
     pub model: Model,
@@ -98,7 +98,7 @@ pub fn fit(
     options: &FitOptions,
     seed: u64,
     progress: Progress,
-) -> Result<Fitted, CliError> {
+) -> Result<FittedModel, CliError> {
     let started = Instant::now();
     let mut warnings = Vec::new();
     if let Some(cache) = &options.cache {
@@ -136,7 +136,7 @@ pub fn fit(
     let (model, tensors) = model(options, &fitted)?;
     let moments = model.moments();
     warnings.extend(fitted.warnings);
-    Ok(Fitted {
+    Ok(FittedModel {
         covariance: options.family.to_string(),
         mean: moments.mean,
         variance: moments.variance,

@@ -44,7 +44,7 @@ pub struct SeedReport {
     /// The seed of initialisation, batch order and samples.
     pub seed: u64,
     /// The fitted model; null with the adaptive method.
-    pub fit: Option<Fitted>,
+    pub fit: Option<FittedModel>,
     /// The method that is asked for first, then the baselines.
     pub methods: Vec<MethodReport>,
     /// Whether all of them ran to their end.
@@ -128,7 +128,7 @@ impl Printer {
     }
 
     /// What auto-fit found.
-    pub fn fit(&self, fit: &Fitted) {
+    pub fn fit(&self, fit: &FittedModel) {
         self.line(format!(
             "Auto-fit of the {} covariance: {} mini-batches, {} images ({:.2} epochs of data), {:.1} s",
             fit.covariance, fit.batches, fit.samples, fit.epochs_of_samples, fit.seconds
@@ -207,7 +207,7 @@ impl Printer {
         let Some(first) = summaries.first() else { return };
         let epochs = first.validation_loss.len();
         let seeds: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
-        let fits: Vec<&Fitted> = seeds.iter().filter_map(|seed| seed.fit.as_ref()).collect();
+        let fits: Vec<&FittedModel> = seeds.iter().filter_map(|seed| seed.fit.as_ref()).collect();
         let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
         self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
         let mut header = format!("{:<8} {:>13}", "method", "learning rate");

@@ -1,7 +1,7 @@
 //! One seed after the other: fit, training, comparison.
 
 use rfdescent::covariance::{Family, Model};
-use rfdescent_candle::{Adaptive, Config, Fitted as FittedMethod, Rfd};
+use rfdescent_candle::{Adaptive, Config, Fitted, Rfd};
 
 use super::TrainArgs;
 use super::report::REPORT;
@@ -11,7 +11,7 @@ use crate::network::Network;
 use crate::output::OutputFolder;
 use crate::progress::Progress;
 use crate::training::baseline::{Baseline, GRID};
-use crate::training::fit::{FitOptions, Fitted, fit};
+use crate::training::fit::{FitOptions, FittedModel, fit};
 use crate::training::report::{MethodReport, Printer, SeedReport};
 use crate::training::rfd::MethodKind;
 use crate::training::{DTYPE, Method, Run, Schedule, train};
@@ -95,7 +95,7 @@ impl Command<'_> {
         Ok(())
     }
 
-    fn fit(&self, output: Option<&OutputFolder>, seed: u64) -> Result<Fitted, CliError> {
+    fn fit(&self, output: Option<&OutputFolder>, seed: u64) -> Result<FittedModel, CliError> {
         let args = self.args;
         let options = FitOptions {
             family: args.covariance.unwrap_or(Family::SquaredExponential),
@@ -109,9 +109,9 @@ impl Command<'_> {
         Ok(fit)
     }
 
-    fn method(&self, model: &Model) -> FittedMethod {
+    fn method(&self, model: &Model) -> Fitted {
         let inv_batch_size = if self.args.stochastic { 1.0 / self.args.batch_size as f64 } else { 0.0 };
-        FittedMethod { inv_batch_size, ..model.clone().into() }
+        Fitted { inv_batch_size, ..model.clone().into() }
     }
 
     fn train(

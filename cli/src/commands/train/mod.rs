@@ -46,7 +46,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "NAME")]
     covariance: Option<Family>,
     /// With --method fitted: one length scale for all parameters, or one for each tensor, fitted to the same
-    /// samples [default: none]
+    /// samples [default: isotropic]
     #[arg(long, value_enum)]
     anisotropy: Option<Anisotropy>,
     /// With --method fitted: S-RFD, correct each step for the noise of its mini-batch
