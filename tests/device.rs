@@ -1,5 +1,5 @@
-//! The device backends against the CPU's, bit for bit: the kernels compiled for the CPU (feature `shim`) and
-//! CUDA where a device is present. `RFDESCENT_DEVICE_CASES` sets the number of random cases of each test,
+//! Steps on devices against those on the CPU, bit for bit: the kernels compiled for the CPU (feature `shim`)
+//! and CUDA where a device is present. `RFDESCENT_DEVICE_CASES` sets the number of random cases of each test,
 //! `RFDESCENT_DEVICE_SEED` runs the one case whose seed a failure printed, `RFDESCENT_REQUIRE_GPU=1` fails
 //! without a CUDA device.
 #![cfg(any(feature = "cuda", feature = "shim"))]
@@ -334,8 +334,8 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
             on_cpu.step(&mut params(&mut values), &refs, &cpu_input).unwrap()
         };
         let what = format!("step {i}, {blocks} blocks, split {split}, {report:?}");
-        let status = on_device.wait_report(stream).unwrap().unwrap();
-        assert_eq!(report_bits(&status), report_bits(&report), "{what}");
+        let own = on_device.wait_report(stream).unwrap().unwrap();
+        assert_eq!(report_bits(&own), report_bits(&report), "{what}");
         assert_same_params(&placed.read(stream), &values, &what);
         change_settings(case, &mut on_cpu, &mut on_device);
         if case.random.one_in(4) {
@@ -510,15 +510,15 @@ fn conservative_steps_match_within_1e_9() {
         let report = on_cpu
             .step(&mut params(&mut values), &grad_refs(&grads, &present), &StepInput::new(loss))
             .unwrap();
-        let status = on_device.wait_report(stream).unwrap().unwrap();
-        assert_eq!(status.outcome, report.outcome);
+        let own = on_device.wait_report(stream).unwrap().unwrap();
+        assert_eq!(own.outcome, report.outcome);
         if report.outcome != Outcome::Applied {
             return;
         }
         let close = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.abs().max(b.abs());
-        assert!(close(status.step_size, report.step_size), "{status:?}, on the CPU {report:?}");
-        assert!(close(status.learning_rate, report.learning_rate), "{status:?}, on the CPU {report:?}");
-        assert_eq!(status.grad_norm.to_bits(), report.grad_norm.to_bits());
+        assert!(close(own.step_size, report.step_size), "{own:?}, on the CPU {report:?}");
+        assert!(close(own.learning_rate, report.learning_rate), "{own:?}, on the CPU {report:?}");
+        assert_eq!(own.grad_norm.to_bits(), report.grad_norm.to_bits());
         if case.options.stochastic_rounding.is_some() {
             return;
         }
@@ -759,7 +759,7 @@ fn a_captured_first_step_with_master_weights_is_refused() {
 /// A reader never sees a mixture of two steps, however often it looks: the loss says which step a block is
 /// of.
 #[test]
-fn a_status_read_meanwhile_is_of_one_step() {
+fn a_report_read_meanwhile_is_of_one_step() {
     for executor in executors() {
         let mut fixture = Fixture::new(&executor, &[100], DType::F32, plain());
         let reader = fixture.on_device.report_reader();
@@ -865,8 +865,8 @@ fn what_the_adaptive_method_remembers_stays_finite() {
             let input = StepInput { grad_scale, ..StepInput::new(loss) };
             let report = on_cpu.step(&mut params(&mut values), &grads(&gradients), &input).unwrap();
             assert_eq!(report.outcome, outcome);
-            let status = on_device.wait_report(STREAM).unwrap().unwrap();
-            assert_eq!(report_bits(&status), report_bits(&report));
+            let own = on_device.wait_report(STREAM).unwrap().unwrap();
+            assert_eq!(report_bits(&own), report_bits(&report));
         }
         assert_same_params(&placed.read(STREAM), &values, "finite");
         let state = on_device.state_to_bytes(STREAM).unwrap();
@@ -948,7 +948,7 @@ fn master_weights_start_as_the_parameters() {
 }
 
 #[test]
-fn the_choice_of_a_backend_says_why() {
+fn the_choice_of_a_target_says_why() {
     let choice = rfdescent::device::Target::auto();
     let text = choice.to_string();
     match choice.target {

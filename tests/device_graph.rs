@@ -108,8 +108,8 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
         let grads: Vec<GradRef<'_>> = grads(&gradients);
         let input = StepInput { found_inf: found, ..StepInput::new(value) };
         let report = on_cpu.step(&mut params(&mut values), &grads, &input).unwrap();
-        let status = on_device.wait_report(stream).unwrap().unwrap();
-        assert_eq!(report_bits(&status), report_bits(&report), "replay {i}");
+        let own = on_device.wait_report(stream).unwrap().unwrap();
+        assert_eq!(report_bits(&own), report_bits(&report), "replay {i}");
         assert!(bits(&placed.read(stream)) == bits(&values), "replay {i}");
     }
     // An eager step between, with other gradients' addresses; the next replay still uses its own.

@@ -1,4 +1,4 @@
-//! Devices that are present, tensors on them, and random cases for the suite of the device backends.
+//! Devices that are present, tensors on them, and random cases for the suites of devices.
 
 #![allow(dead_code)] // each suite uses a part
 

@@ -247,7 +247,7 @@ impl DeviceOptimizer {
     /// Queues one step: norms, step size, update.
     ///
     /// `tensors` follow the order of the specs given to [`DeviceOptimizer::new`]. A NaN or infinite loss or
-    /// gradient, a zero gradient or `found_inf` skip the step, which then changes nothing but the status.
+    /// gradient, a zero gradient or `found_inf` skip the step, which then changes nothing but the report.
     ///
     /// # Safety
     /// All addresses must be those of memory on this optimizer's device, of the length and format that specs
