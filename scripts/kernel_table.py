@@ -1,5 +1,5 @@
-"""The part of scripts/bindings that writes src/backend/kernels.rs. Reads the lists of the headers as the C preprocessor
-expands them: entries that end with a semicolon and begin with the name of their list."""
+"""The part of scripts/bindings that writes src/backend/kernels.rs. Reads the lists of the headers as the C
+preprocessor expands them: entries that end with a semicolon and begin with the name of their list."""
 
 import sys
 
