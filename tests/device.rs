@@ -396,6 +396,11 @@ fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut Devi
             on_cpu.set_group(index, group).unwrap();
             on_device.set_group(index, group, stream).unwrap();
         }
+        3 => {
+            let cap = case.random.pick(&[None, Some(1e-3)]);
+            on_cpu.set_max_step_size(cap).unwrap();
+            on_device.set_max_step_size(cap, stream).unwrap();
+        }
         _ => {}
     }
 }

@@ -131,11 +131,7 @@ fn check_specs(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
                     "is listed twice; give each tensor once, by a name of its own",
                 ));
             }
-            if spec.group >= options.groups.len() {
-                let problem =
-                    format!("belongs to group {}, but there are {} groups", spec.group, options.groups.len());
-                return Err(Error::tensor(&spec.name, problem));
-            }
+            options.group_of(spec)?;
             let len = spec.len()?;
             if spec.offset.checked_add(len as u64).is_none() {
                 return Err(Error::tensor(

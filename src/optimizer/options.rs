@@ -1,5 +1,6 @@
 //! What a user can set, with defaults that need no tuning.
 
+use super::spec::TensorSpec;
 use crate::covariance::is_factor;
 use crate::error::{Error, Result};
 
@@ -58,6 +59,15 @@ impl Default for Group {
 }
 
 impl Options {
+    /// The group of a tensor, or an error when there is none of its number.
+    pub(super) fn group_of(&self, spec: &TensorSpec) -> Result<&Group> {
+        self.groups.get(spec.group).ok_or_else(|| {
+            let (group, count) = (spec.group, self.groups.len());
+            let problem = format!("belongs to group {group}, but there are {count} groups, counted from 0");
+            Error::tensor(&spec.name, problem)
+        })
+    }
+
     /// A step size within the cap.
     pub(super) fn capped(&self, step_size: f64) -> f64 {
         step_size.min(self.max_step_size.unwrap_or(f64::MAX))

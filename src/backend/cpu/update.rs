@@ -39,7 +39,7 @@ pub(crate) enum Velocity {
 impl Velocity {
     /// A buffer for parameters of the given format, at rest.
     pub(crate) fn zeros(dtype: DType, len: usize) -> Self {
-        match dtype {
+        match dtype.state() {
             DType::F64 => Velocity::F64(vec![0.0; len]),
             _ => Velocity::F32(vec![0.0; len]),
         }

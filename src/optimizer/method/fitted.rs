@@ -71,11 +71,7 @@ impl Fitted {
             tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         let (mut groups, mut momentum) = (Vec::with_capacity(specs.len()), Vec::with_capacity(specs.len()));
         for (index, spec) in specs.iter_mut().enumerate() {
-            let Some(&group) = options.groups.get(spec.group) else {
-                let count = options.groups.len();
-                let problem = format!("belongs to group {}, but there are {count} groups", spec.group);
-                return Err(Error::tensor(&spec.name, problem));
-            };
+            let group = *options.group_of(spec)?;
             let mut length_scale_factor = group.length_scale_factor;
             if let Some(tensor) = factors.remove(spec.name.as_str()) {
                 if u128::from(spec.offset) + spec.len()? as u128 > u128::from(tensor.dims) {

@@ -43,17 +43,18 @@ impl Names {
 impl History {
     /// The numbers of two kinds of structs, whose fields all are f64.
     pub fn new<S: Plain, T: Plain>(shared: &S, tensors: &[T]) -> Self {
-        let numbers = |words: &[u64]| words.iter().map(|&word| f64::from_bits(word)).collect::<Vec<_>>();
+        let number = |&word: &u64| f64::from_bits(word);
         Self {
-            shared: numbers(shared.words()),
-            tensors: tensors.iter().flat_map(|t| numbers(t.words())).collect(),
+            shared: shared.words().iter().map(number).collect(),
+            tensors: tensors.iter().flat_map(T::words).map(number).collect(),
         }
     }
 
     /// The opposite of [`History::new`].
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
         let words = |numbers: &[f64]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
-        let tensors = self.tensors.chunks_exact(T::FIELDS.len()).map(|t| T::from_words(&words(t))).collect();
+        let tensors = words(&self.tensors);
+        let tensors = tensors.chunks_exact(T::FIELDS.len()).map(T::from_words).collect();
         (S::from_words(&words(&self.shared)), tensors)
     }
 }

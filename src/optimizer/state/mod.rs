@@ -269,7 +269,7 @@ fn compare(saved: &Entry, core: &Core, tensor: usize) -> Result<()> {
     let name = &spec.name;
     if (&saved.shape, saved.dtype) != (&spec.shape, spec.dtype) {
         return Err(Error::State(format!(
-            "tensor `{name}` is {:?} {} in the state but {:?} {} in the optimizer",
+            "tensor `{name}` is {:?} {} in the state but {:?} {} in the optimizer; make the optimizer for the same tensors",
             saved.shape, saved.dtype, spec.shape, spec.dtype
         )));
     }
@@ -328,7 +328,7 @@ fn values<'a>(stored: &SafeTensors<'a>, name: &str, dtype: Dtype, spec: &TensorS
     let len = spec.len()?;
     if view.dtype() != dtype || view.shape() != [len] {
         return Err(Error::State(format!(
-            "`{name}` is {:?} {:?}, expected {dtype:?} [{len}]",
+            "`{name}` is {:?} {:?}, not {dtype:?} [{len}]; it is damaged: save it again",
             view.dtype(),
             view.shape()
         )));

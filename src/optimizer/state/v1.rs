@@ -42,7 +42,7 @@ fn read(format: &str, metadata: &HashMap<String, String>) -> Result<Header> {
     let value =
         |key: &str| metadata.get(key).ok_or_else(|| Error::State(format!("has no `{key}` {STRANGE}")));
     if format != FORMAT {
-        return Err(Error::State(format!("has format `{format}`, not `{FORMAT}`")));
+        return Err(Error::State(format!("has format `{format}`, not `{FORMAT}`, {STRANGE}")));
     }
     let version = value("version")?;
     if version != "1" {
@@ -53,7 +53,7 @@ fn read(format: &str, metadata: &HashMap<String, String>) -> Result<Header> {
     let count = |key: &str| {
         value(key)?
             .parse::<u64>()
-            .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count")))
+            .map_err(|_| Error::State(format!("`{key}` in its metadata is not a count; save it again")))
     };
     let damaged = |key: &str, problem: String| {
         Error::State(format!("`{key}` in its metadata is damaged: {problem}; save it again"))
