@@ -32,14 +32,14 @@ enum Place {
     Device(Box<DeviceOptimizer>),
 }
 
-/// What a device's optimizer keeps on the device.
+/// An optimizer on the host with what a [`DeviceOptimizer`] has beside: checked addresses, the last report
+/// and the norms.
 #[derive(Debug)]
 struct OnHost {
     optimizer: Optimizer,
     placement: Placement,
     last: Arc<LastReport>,
-    /// The squared norms of the split form, which the caller adds up over the ranks in place: the
-    /// bits of f64.
+    /// The squared norms of the split form, the bits of f64; callers add them up over the ranks in place.
     norm: Box<[AtomicU64; 2]>,
 }
 
