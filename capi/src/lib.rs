@@ -1,7 +1,8 @@
 //! The C ABI over the Rust library's public interface: `include/rfdescent.h` is made from these files.
 //!
 //! One file per handle. Every function body runs in `status::guard`, which turns errors and panics into a
-//! status and a message; `pointers` checks what C passes. Outputs are written last, so only on success.
+//! status and a message; `pointers` checks what C passes. Outputs are written last, so only on success. Paths
+//! between the files are relative, as `fuzz/` compiles them as a module of its own.
 #![allow(non_camel_case_types)] // the names that C sees
 
 mod abi_version;

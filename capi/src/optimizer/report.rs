@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
+use super::super::pointers::{OutStruct, shared};
+use super::super::status::{guard, rfd_status};
 use super::{rfd_optimizer, rfd_step_report};
-use crate::pointers::{OutStruct, shared};
-use crate::status::{guard, rfd_status};
 
 /// What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
 /// `report->size` before the call.

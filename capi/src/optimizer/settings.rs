@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
+use super::super::pointers::{read, shared};
+use super::super::status::{Failure, guard, rfd_status};
 use super::{rfd_fitted, rfd_group, rfd_optimizer};
-use crate::pointers::{read, shared};
-use crate::status::{Failure, guard, rfd_status};
 use rfdescent::optimizer::Group;
 
 /// Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_char, c_void};
 
+use super::super::buffer::rfd_buffer;
+use super::super::pointers::{Out, path, shared, slice};
+use super::super::status::{guard, rfd_status};
 use super::rfd_optimizer;
-use crate::buffer::rfd_buffer;
-use crate::pointers::{Out, path, shared, slice};
-use crate::status::{guard, rfd_status};
 
 /// Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
 /// waits for the stream.

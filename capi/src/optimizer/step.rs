@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
+use super::super::pointers::{Array, Out, OutStruct, address, check, read, shared};
+use super::super::status::{Failure, Result, guard, rfd_status};
 use super::tensors::Tensors;
 use super::{Inner, rfd_optimizer, rfd_step_input, rfd_step_report, rfd_tensor, stream};
-use crate::pointers::{Array, Out, OutStruct, address, check, read, shared};
-use crate::status::{Failure, Result, guard, rfd_status};
 
 /// The optimizer and the tensors of a step, which are given by pointer.
 ///
