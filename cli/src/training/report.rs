@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use serde::Serialize;
 
-use super::fit::Fitted;
+use super::fit::FittedModel;
 use super::{EpochRow, Run};
 use crate::error::CliError;
 use crate::numbers::fixed;
