@@ -149,8 +149,8 @@ private:
 };
 
 struct Tensor {
-    Buffer param, grad, momentum, master;
-    bool has_grad = true, has_momentum = false, has_master = false, lock = false, counts = true;
+    Buffer param, grad, velocity, master;
+    bool has_grad = true, has_velocity = false, has_master = false, lock = false, counts = true;
     uint16_t group = 0;
     uint64_t offset = 0;
 };
@@ -176,32 +176,32 @@ double tree(std::vector<double> v)
     return v[0];
 }
 
-double lanes(const std::vector<double>& lane)
+double join(const std::vector<double>& leaves)
 {
     std::vector<double> groups;
     for (size_t g = 0; g < 8; ++g) {
-        groups.push_back(tree({lane.begin() + 32 * g, lane.begin() + 32 * g + 32}));
+        groups.push_back(tree({leaves.begin() + 32 * g, leaves.begin() + 32 * g + 32}));
     }
     return tree(groups);
 }
 
 double fold(const std::vector<double>& terms)
 {
-    std::vector<double> lane(256);
-    for (size_t i = 0; i < terms.size(); ++i) lane[i % 256] += terms[i];
-    return lanes(lane);
+    std::vector<double> leaves(256);
+    for (size_t i = 0; i < terms.size(); ++i) leaves[i % 256] += terms[i];
+    return join(leaves);
 }
 
 double sum_of(const std::vector<double>& products)
 {
     std::vector<double> segments, chunks;
     for (size_t first = 0; first < products.size(); first += 4096) {
-        std::vector<double> column(1024), lane(256);
+        std::vector<double> column(1024), leaves(256);
         for (size_t i = first; i < std::min(first + 4096, products.size()); ++i) column[(i - first) % 1024] += products[i];
         for (size_t l = 0; l < 256; ++l) {
-            lane[l] = (column[4 * l] + column[4 * l + 2]) + (column[4 * l + 1] + column[4 * l + 3]);
+            leaves[l] = (column[4 * l] + column[4 * l + 2]) + (column[4 * l + 1] + column[4 * l + 3]);
         }
-        chunks.push_back(lanes(lane));
+        chunks.push_back(join(leaves));
     }
     for (size_t first = 0; first < chunks.size(); first += 256) {
         segments.push_back(fold({chunks.begin() + first, chunks.begin() + std::min(first + 256, chunks.size())}));
@@ -361,9 +361,9 @@ RfdStatus naive_step(Case& c)
         double coefficient = (moves ? status.learning_rate : status.step_size / (scaled * prescale)) * factor;
         double decay = std::fmax(1 - status.learning_rate * g.multiplier * g.weight_decay, 0);
         auto velocity = [&](size_t i) {
-            const double mv = rounded(wide, t.momentum.get(i) * to(wide, g.velocity_decay));
+            const double mv = rounded(wide, t.velocity.get(i) * to(wide, g.velocity_decay));
             const double ug = rounded(wide, t.grad.get(i) * to(wide, 1.0 / c.grad_scale));
-            return rounded(t.momentum.format == RFD_DTYPE_F64, rounded(wide, mv - ug));
+            return rounded(t.velocity.format == RFD_DTYPE_F64, rounded(wide, mv - ug));
         };
         if (t.lock && w.len > 1) {
             std::vector<double> pp, pd, dd;
@@ -382,7 +382,7 @@ RfdStatus naive_step(Case& c)
             double next;
             if (moves) {
                 const double v = velocity(i);
-                t.momentum.set(i, v);
+                t.velocity.set(i, v);
                 next = rounded(wide, kept + rounded(wide, v * coefficient));
             } else {
                 const double g = rounded(wide, t.grad.get(i) * to(wide, prescale));
@@ -417,7 +417,7 @@ struct Workspace {
         for (Tensor& t : c.tensors) {
             RfdTensor row{};
             row.param = t.param.address(), row.grad = t.has_grad ? t.grad.address() : 0;
-            row.velocity = t.has_momentum ? t.momentum.address() : 0;
+            row.velocity = t.has_velocity ? t.velocity.address() : 0;
             row.master = t.has_master ? t.master.address() : 0;
             row.len = t.param.len, row.offset = t.offset;
             row.first_chunk = step.chunks, row.first_segment = step.segments;
@@ -524,7 +524,7 @@ Case make(Random& random, std::string& lean)
     const struct {
         const char* name;
         int param, grad;
-        bool master, momentum;
+        bool master, velocity;
     } kinds[] = {{"f32", RFD_DTYPE_F32, RFD_DTYPE_F32, false, false},
                  {"f32_momentum", RFD_DTYPE_F32, RFD_DTYPE_F32, false, true},
                  {"bf16_master", RFD_DTYPE_BF16, RFD_DTYPE_BF16, true, false},
@@ -535,11 +535,11 @@ Case make(Random& random, std::string& lean)
     const auto& kind = kinds[between(random, 0, 6)];
     lean = kind.name;
     const bool generic = lean == "generic";
-    const bool any_momentum = generic ? chance(random, 0.5) : kind.momentum;
+    const bool any_velocity = generic ? chance(random, 0.5) : kind.velocity;
     Case c;
     for (int i = between(random, 1, 3); i > 0; --i) {
         c.groups.push_back({std::exp2(between(random, -4, 4) * 0.3), chance(random, 0.5) ? 1.0 : 0.7,
-                            any_momentum && chance(random, 0.8) ? 0.9 : 0.0, chance(random, 0.5) ? 0.0 : 0.1});
+                            any_velocity && chance(random, 0.8) ? 0.9 : 0.0, chance(random, 0.5) ? 0.0 : 0.1});
     }
     // Gradients that need prescaling, and f64 ones that need rescaling.
     const bool extreme = chance(random, 0.3);
@@ -557,11 +557,11 @@ Case make(Random& random, std::string& lean)
         t.grad = Buffer(gf, len, shift());
         t.has_master = half && (generic ? chance(random, 0.5) : kind.master);
         t.master = Buffer(RFD_DTYPE_F32, len, shift());
-        t.has_momentum = any_momentum;
-        t.momentum = Buffer(pf == RFD_DTYPE_F64 ? RFD_DTYPE_F64 : RFD_DTYPE_F32, len, shift());
+        t.has_velocity = any_velocity;
+        t.velocity = Buffer(pf == RFD_DTYPE_F64 ? RFD_DTYPE_F64 : RFD_DTYPE_F32, len, shift());
         fill(random, t.param, 1);
         for (size_t i = 0; i < len; ++i) t.master.set(i, t.param.get(i) * 1.0001);
-        if (any_momentum) fill(random, t.momentum, 0.1);
+        if (any_velocity) fill(random, t.velocity, 0.1);
         // Down to subnormal f32, whose learning rate exceeds f32.
         const double least = gf == RFD_DTYPE_F64 ? -1000 : gf == RFD_DTYPE_F16 ? -10 : -136;
         const double most = gf == RFD_DTYPE_F64 ? 1000 : gf == RFD_DTYPE_F16 ? 6 : 105;
@@ -612,7 +612,7 @@ bool compare(const Case& expected, const RfdStatus& e, const Case& found, const 
               same(e.sigma_norm, f.sigma_norm) && same(e.theta, f.theta) && same(e.step_size, f.step_size) &&
               same(e.learning_rate, f.learning_rate);
     if (!ok) {
-        std::printf("%s: status: reason %d %d, norm %a %a, sigma %a %a, theta %a %a, step %a %a\n", what.c_str(),
+        std::printf("%s: status: outcome %d %d, norm %a %a, sigma %a %a, theta %a %a, step %a %a\n", what.c_str(),
                     (int)e.outcome, (int)f.outcome, e.grad_norm, f.grad_norm, e.sigma_norm, f.sigma_norm, e.theta, f.theta,
                     e.step_size, f.step_size);
     }
@@ -621,7 +621,7 @@ bool compare(const Case& expected, const RfdStatus& e, const Case& found, const 
         const struct {
             const char* name;
             const Buffer &x, &y;
-        } buffers[] = {{"param", x.param, y.param}, {"momentum", x.momentum, y.momentum}, {"master", x.master, y.master}};
+        } buffers[] = {{"param", x.param, y.param}, {"velocity", x.velocity, y.velocity}, {"master", x.master, y.master}};
         for (const auto& b : buffers) {
             if (b.x == b.y) continue;
             ok = false;
