@@ -606,7 +606,7 @@ fn errors_name_the_tensor_or_the_option() {
         ("inv_batch_size", Fitted { inv_batch_size: f64::INFINITY, ..fitted() }),
         ("conservatism", Fitted { rule: StepRule { conservatism: 1.0, ..Default::default() }, ..fitted() }),
         ("momentum[1]", Fitted { momentum: vec![0.0, 1.0], ..fitted() }),
-        ("number of momentum", Fitted { momentum: vec![0.5; 3], ..fitted() }),
+        ("length of momentum", Fitted { momentum: vec![0.5; 3], ..fitted() }),
     ] {
         let options = Options { groups: vec![Group::default(); 2], ..Options::default() };
         let message = Optimizer::new(fitted, options, specs(&[2])).unwrap_err().to_string();

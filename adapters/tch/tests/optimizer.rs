@@ -216,7 +216,7 @@ fn momentum_goes_by_group() {
         store
     });
     let message = message.unwrap_err().to_string();
-    assert!(message.contains("number of momentum = 3") && message.contains("2 groups"), "{message}");
+    assert!(message.contains("length of momentum = 3") && message.contains("2 groups"), "{message}");
 }
 
 #[test]

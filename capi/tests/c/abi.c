@@ -520,7 +520,7 @@ static void creation(void) {
     fitted.group_momentum_count = 2;
     FAILS(RFD_ERROR_NULL, "group_momentum", CREATE());
     fitted.group_momentum = by_group;
-    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of momentum = 2: there are 1 groups", CREATE());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "length of momentum = 2: there are 1 groups", CREATE());
     fitted.group_momentum_count = 1;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "momentum[0]", CREATE());
     fitted.group_momentum_count = 0; /* then the numbers are not looked at */

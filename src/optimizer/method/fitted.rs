@@ -171,7 +171,7 @@ impl Descent for Fitted {
         validate_inv_batch_size(self.inv_batch_size)?;
         if self.momentum.len() > 1 && self.momentum.len() != groups {
             let expected = format!("there are {groups} groups; give one number for all, or one for each");
-            return Err(Error::invalid("number of momentum", self.momentum.len(), expected));
+            return Err(Error::invalid("length of momentum", self.momentum.len(), expected));
         }
         for (index, &momentum) in self.momentum.iter().enumerate() {
             if !(0.0..1.0).contains(&momentum) {
