@@ -115,7 +115,9 @@ where
     f16: Load<V>,
     bf16: Load<V>,
 {
-    #[inline(always)]
+    // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
+    #[cfg_attr(debug_assertions, inline(never))]
+    #[cfg_attr(not(debug_assertions), inline(always))]
     fn with_grad<T: Compute, V: Compute + Store<T>, G: Load<T>>(
         g: &[G],
         velocity: Option<&[V]>,
