@@ -1,15 +1,13 @@
 //! The handle of an optimizer.
 
-mod adaptive;
-mod fitted;
+mod methods;
 mod structs;
 mod tensors;
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard};
 
-pub use self::adaptive::*;
-pub use self::fitted::*;
+pub use self::methods::*;
 pub use self::structs::*;
 use self::tensors::{Place, Tensors};
 use super::buffer::rfd_buffer;
@@ -87,56 +85,6 @@ fn target(place: Place) -> Result<Target> {
         RFD_DEVICE_CUDA => Ok(Target::Device(rfdescent::cuda::device(place.index as usize)?)),
         kind => Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
     }
-}
-
-/// Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
-///
-/// `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
-/// when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
-/// new handle that the caller frees with rfd_optimizer_destroy.
-///
-/// Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
-/// calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
-/// is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
-/// RFD_ERROR_UNSUPPORTED that the library was built without that kind.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_fitted_optimizer_create(
-    fitted: *const rfd_fitted,
-    options: *const rfd_optimizer_options,
-    specs: *const rfd_tensor_spec,
-    count: usize,
-    optimizer: *mut *mut rfd_optimizer,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (fitted, out) = unsafe { (read(fitted)?.convert(None)?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(fitted, options, specs, count)? });
-        Ok(())
-    })
-}
-
-/// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
-/// itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
-///
-/// `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
-/// rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
-/// be loaded into an optimizer of the same method only.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
-    adaptive: *const rfd_adaptive,
-    options: *const rfd_optimizer_options,
-    specs: *const rfd_tensor_spec,
-    count: usize,
-    optimizer: *mut *mut rfd_optimizer,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (adaptive, out) = unsafe { (read_or_default(adaptive)?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(adaptive.convert()?, options, specs, count)? });
-        Ok(())
-    })
 }
 
 /// Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
@@ -373,33 +321,6 @@ pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
         // SAFETY: null or a live handle, says the header.
         let optimizer = unsafe { shared(optimizer, "optimizer")? };
         Ok(optimizer.lock()?.optimizer.set_multiplier(multiplier, self::stream(stream))?)
-    })
-}
-
-/// Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
-/// model. All else must be as it was when the optimizer was made; `model` may be null.
-/// RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
-/// rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
-/// again.
-///
-/// `fitted` must not be null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_set_fitted(
-    optimizer: *mut rfd_optimizer,
-    fitted: *const rfd_fitted,
-    stream: *mut c_void,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (optimizer, fitted) = unsafe { (shared(optimizer, "optimizer")?, read(fitted)?) };
-        let mut inner = optimizer.lock()?;
-        let method = inner.optimizer.method();
-        if method.model().is_none() {
-            return Err(Failure::invalid("method", method.name(), "must be that of a fitted model"));
-        }
-        // SAFETY: the header says so of the model and the numbers.
-        let fitted = unsafe { fitted.convert(method.model())? };
-        Ok(inner.optimizer.set_method(fitted, self::stream(stream))?)
     })
 }
 
