@@ -394,176 +394,6 @@ typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t *done);
 
 /**
- * Settings of RFD with a fitted model, as published; rfd_fitted_init sets the defaults.
- */
-typedef struct rfd_fitted {
-    /**
-     * sizeof(rfd_fitted).
-     */
-    size_t size;
-    /**
-     * The fitted model, which has no default.
-     */
-    const struct rfd_model *model;
-    /**
-     * In [0, 1). Default 0.
-     */
-    double conservatism;
-    /**
-     * 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
-     */
-    double inv_batch_size;
-    /**
-     * In [0, 1), for all groups. Default 0: no velocity is kept.
-     */
-    double momentum;
-    /**
-     * One number for each group, in the place of `momentum`; null, the default, for none.
-     */
-    const double *group_momentum;
-    /**
-     * The number of groups, or 0 with null.
-     */
-    size_t group_momentum_count;
-    /**
-     * One of RFD_MODE_*. Default RFD_MODE_RFD.
-     */
-    uint32_t mode;
-} rfd_fitted;
-
-/**
- * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
- * size.
- */
-typedef struct rfd_group {
-    /**
-     * sizeof(rfd_group).
-     */
-    size_t size;
-    /**
-     * Multiplies the group's length scale. Default 1.
-     */
-    double length_scale_factor;
-    /**
-     * Multiplies the learning rate of this group alone. Default 1.
-     */
-    double multiplier;
-    /**
-     * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
-     */
-    double weight_decay;
-    /**
-     * RFD_GROUP_* or 0.
-     */
-    uint32_t flags;
-} rfd_group;
-
-/**
- * Options of an optimizer; rfd_optimizer_options_init sets the defaults.
- */
-typedef struct rfd_optimizer_options {
-    /**
-     * sizeof(rfd_optimizer_options).
-     */
-    size_t size;
-    /**
-     * The groups; null, the default, for one with default settings.
-     */
-    const struct rfd_group *groups;
-    /**
-     * Number of groups; 0 with null.
-     */
-    size_t group_count;
-    /**
-     * Multiplies the step size; for schedulers. Default 1.
-     */
-    double multiplier;
-    /**
-     * The step size times the multiplier is cut to this. Default: infinity.
-     */
-    double max_step_size;
-    /**
-     * Of stochastic rounding. Default 0.
-     */
-    uint64_t seed;
-    /**
-     * RFD_OPTIMIZER_* added up, or 0.
-     */
-    uint32_t flags;
-    /**
-     * Where the tensors will be: one of RFD_DEVICE_*. Default RFD_DEVICE_CPU.
-     */
-    uint32_t device_kind;
-    /**
-     * Number of the device among those of its kind, as CUDA_VISIBLE_DEVICES counts. Default 0.
-     */
-    uint32_t device_index;
-} rfd_optimizer_options;
-
-/**
- * Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
- * whole tensor of the first group that counts in the norm.
- */
-typedef struct rfd_tensor_spec {
-    /**
-     * sizeof(rfd_tensor_spec).
-     */
-    size_t size;
-    /**
-     * A name of its own, UTF-8; it appears in errors and in saved states.
-     */
-    const char *name;
-    /**
-     * Its `rank` sizes; null for rank 0, which has one element.
-     */
-    const uint64_t *shape;
-    /**
-     * Index of the first element in the whole tensor, when this is a shard of it.
-     */
-    uint64_t offset;
-    /**
-     * Number of sizes.
-     */
-    uint32_t rank;
-    /**
-     * One of RFD_DTYPE_*.
-     */
-    uint32_t dtype;
-    /**
-     * Index into the groups of the options.
-     */
-    uint32_t group;
-    /**
-     * RFD_TENSOR_* or 0.
-     */
-    uint32_t flags;
-} rfd_tensor_spec;
-
-/**
- * Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which
- * are for all networks.
- */
-typedef struct rfd_adaptive {
-    /**
-     * sizeof(rfd_adaptive).
-     */
-    size_t size;
-    /**
-     * Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
-     */
-    double averaging;
-    /**
-     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
-     * which is right for cross entropy and squared errors.
-     */
-    double loss_bound;
-    /**
-     * One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
-     */
-    uint32_t anisotropy;
-} rfd_adaptive;
-
-/**
  * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
  */
 typedef struct rfd_tensor {
@@ -686,6 +516,176 @@ typedef struct rfd_step_report {
      */
     uint32_t reserved;
 } rfd_step_report;
+
+/**
+ * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
+ * size.
+ */
+typedef struct rfd_group {
+    /**
+     * sizeof(rfd_group).
+     */
+    size_t size;
+    /**
+     * Multiplies the group's length scale. Default 1.
+     */
+    double length_scale_factor;
+    /**
+     * Multiplies the learning rate of this group alone. Default 1.
+     */
+    double multiplier;
+    /**
+     * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
+     */
+    double weight_decay;
+    /**
+     * RFD_GROUP_* or 0.
+     */
+    uint32_t flags;
+} rfd_group;
+
+/**
+ * Settings of RFD with a fitted model, as published; rfd_fitted_init sets the defaults.
+ */
+typedef struct rfd_fitted {
+    /**
+     * sizeof(rfd_fitted).
+     */
+    size_t size;
+    /**
+     * The fitted model, which has no default.
+     */
+    const struct rfd_model *model;
+    /**
+     * In [0, 1). Default 0.
+     */
+    double conservatism;
+    /**
+     * 1/b for gradients of batches of b examples; 0, the default, treats loss and gradient as noiseless.
+     */
+    double inv_batch_size;
+    /**
+     * In [0, 1), for all groups. Default 0: no velocity is kept.
+     */
+    double momentum;
+    /**
+     * One number for each group, in the place of `momentum`; null, the default, for none.
+     */
+    const double *group_momentum;
+    /**
+     * The number of groups, or 0 with null.
+     */
+    size_t group_momentum_count;
+    /**
+     * One of RFD_MODE_*. Default RFD_MODE_RFD.
+     */
+    uint32_t mode;
+} rfd_fitted;
+
+/**
+ * Options of an optimizer; rfd_optimizer_options_init sets the defaults.
+ */
+typedef struct rfd_optimizer_options {
+    /**
+     * sizeof(rfd_optimizer_options).
+     */
+    size_t size;
+    /**
+     * The groups; null, the default, for one with default settings.
+     */
+    const struct rfd_group *groups;
+    /**
+     * Number of groups; 0 with null.
+     */
+    size_t group_count;
+    /**
+     * Multiplies the step size; for schedulers. Default 1.
+     */
+    double multiplier;
+    /**
+     * The step size times the multiplier is cut to this. Default: infinity.
+     */
+    double max_step_size;
+    /**
+     * Of stochastic rounding. Default 0.
+     */
+    uint64_t seed;
+    /**
+     * RFD_OPTIMIZER_* added up, or 0.
+     */
+    uint32_t flags;
+    /**
+     * Where the tensors will be: one of RFD_DEVICE_*. Default RFD_DEVICE_CPU.
+     */
+    uint32_t device_kind;
+    /**
+     * Number of the device among those of its kind, as CUDA_VISIBLE_DEVICES counts. Default 0.
+     */
+    uint32_t device_index;
+} rfd_optimizer_options;
+
+/**
+ * Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
+ * whole tensor of the first group that counts in the norm.
+ */
+typedef struct rfd_tensor_spec {
+    /**
+     * sizeof(rfd_tensor_spec).
+     */
+    size_t size;
+    /**
+     * A name of its own, UTF-8; it appears in errors and in saved states.
+     */
+    const char *name;
+    /**
+     * Its `rank` sizes; null for rank 0, which has one element.
+     */
+    const uint64_t *shape;
+    /**
+     * Index of the first element in the whole tensor, when this is a shard of it.
+     */
+    uint64_t offset;
+    /**
+     * Number of sizes.
+     */
+    uint32_t rank;
+    /**
+     * One of RFD_DTYPE_*.
+     */
+    uint32_t dtype;
+    /**
+     * Index into the groups of the options.
+     */
+    uint32_t group;
+    /**
+     * RFD_TENSOR_* or 0.
+     */
+    uint32_t flags;
+} rfd_tensor_spec;
+
+/**
+ * Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which
+ * are for all networks.
+ */
+typedef struct rfd_adaptive {
+    /**
+     * sizeof(rfd_adaptive).
+     */
+    size_t size;
+    /**
+     * Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
+     */
+    double averaging;
+    /**
+     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
+     * which is right for cross entropy and squared errors.
+     */
+    double loss_bound;
+    /**
+     * One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
+     */
+    uint32_t anisotropy;
+} rfd_adaptive;
 
 /**
  * Success.
@@ -1196,38 +1196,6 @@ rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              struct rfd_buffer **warnings);
 
 /**
- * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
- *
- * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
- * when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
- * new handle that the caller frees with rfd_optimizer_destroy.
- *
- * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
- * calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
- * is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
- * RFD_ERROR_UNSUPPORTED that the library was built without that kind.
- */
-rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
-                                       const struct rfd_optimizer_options *options,
-                                       const struct rfd_tensor_spec *specs,
-                                       size_t count,
-                                       struct rfd_optimizer **optimizer);
-
-/**
- * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
- * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
- *
- * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
- * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
- * be loaded into an optimizer of the same method only.
- */
-rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
-                                         const struct rfd_optimizer_options *options,
-                                         const struct rfd_tensor_spec *specs,
-                                         size_t count,
-                                         struct rfd_optimizer **optimizer);
-
-/**
  * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
  * captured steps must not be replayed any more. Parameters and gradients stay the caller's.
  */
@@ -1336,19 +1304,6 @@ rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
                                         void *stream);
 
 /**
- * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
- * model. All else must be as it was when the optimizer was made; `model` may be null.
- * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
- * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
- * again.
- *
- * `fitted` must not be null.
- */
-rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
-                                    const struct rfd_fitted *fitted,
-                                    void *stream);
-
-/**
  * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
  */
 rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
@@ -1408,13 +1363,6 @@ rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
                                    void *stream);
 
 /**
- * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
- *
- * `adaptive` must not be null. Any thread.
- */
-rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
-
-/**
  * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
  * be set; `size` is sizeof(rfd_fitted).
  *
@@ -1422,6 +1370,58 @@ rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
  */
 rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
                            size_t size);
+
+/**
+ * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
+ *
+ * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
+ * when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
+ * new handle that the caller frees with rfd_optimizer_destroy.
+ *
+ * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
+ * calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
+ * is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
+ * RFD_ERROR_UNSUPPORTED that the library was built without that kind.
+ */
+rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
+                                       const struct rfd_optimizer_options *options,
+                                       const struct rfd_tensor_spec *specs,
+                                       size_t count,
+                                       struct rfd_optimizer **optimizer);
+
+/**
+ * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
+ * model. All else must be as it was when the optimizer was made; `model` may be null.
+ * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
+ * again.
+ *
+ * `fitted` must not be null.
+ */
+rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
+                                    const struct rfd_fitted *fitted,
+                                    void *stream);
+
+/**
+ * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
+ *
+ * `adaptive` must not be null. Any thread.
+ */
+rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
+
+/**
+ * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
+ * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
+ *
+ * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
+ * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
+ * be loaded into an optimizer of the same method only.
+ */
+rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
+                                         const struct rfd_optimizer_options *options,
+                                         const struct rfd_tensor_spec *specs,
+                                         size_t count,
+                                         struct rfd_optimizer **optimizer);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).
