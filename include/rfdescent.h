@@ -394,157 +394,6 @@ typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t *done);
 
 /**
- * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
- */
-typedef struct rfd_tensor {
-    /**
-     * sizeof(rfd_tensor).
-     */
-    size_t size;
-    /**
-     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter
-     * stays as it is and counts in no norm. A parameter may be null when it has no elements.
-     */
-    void *data;
-    /**
-     * Number of elements.
-     */
-    uint64_t count;
-    /**
-     * One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
-     */
-    uint32_t dtype;
-    /**
-     * One of RFD_DEVICE_*; the optimizer's.
-     */
-    uint32_t device_kind;
-    /**
-     * Number of the device among those of its kind; 0 for the CPU.
-     */
-    uint32_t device_index;
-} rfd_tensor;
-
-/**
- * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
- * must be null for tensors on the CPU.
- */
-typedef struct rfd_step_input {
-    /**
-     * sizeof(rfd_step_input).
-     */
-    size_t size;
-    /**
-     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
-     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
-     */
-    double loss;
-    /**
-     * S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
-     */
-    double grad_scale;
-    /**
-     * Any value but 0 skips the step. CPU only. Default 0.
-     */
-    double found_inf;
-    /**
-     * Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
-     */
-    const void *loss_address;
-    /**
-     * Where S lies on the device. Default null: no gradient scale.
-     */
-    const float *grad_scale_address;
-    /**
-     * Where found_inf lies on the device. Default null: none.
-     */
-    const float *found_inf_address;
-    /**
-     * Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
-     */
-    uint32_t loss_dtype;
-} rfd_step_input;
-
-/**
- * What a step did.
- */
-typedef struct rfd_step_report {
-    /**
-     * sizeof(rfd_step_report).
-     */
-    size_t size;
-    /**
-     * The loss given.
-     */
-    double loss;
-    /**
-     * Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
-     */
-    double grad_norm;
-    /**
-     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
-     * the adaptive method that of the averaged gradient.
-     */
-    double sigma_norm;
-    /**
-     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
-     * in a skipped step.
-     */
-    double theta;
-    /**
-     * Length of the step, multiplier and cap included; 0 in a skipped step.
-     */
-    double step_size;
-    /**
-     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
-     * averaged one, and each tensor's scale beside; 0 in a skipped step.
-     */
-    double learning_rate;
-    /**
-     * Steps applied so far, this one included.
-     */
-    uint64_t applied_steps;
-    /**
-     * Steps skipped so far, this one included.
-     */
-    uint64_t skipped_steps;
-    /**
-     * One of RFD_OUTCOME_*.
-     */
-    uint32_t outcome;
-    /**
-     * 0.
-     */
-    uint32_t reserved;
-} rfd_step_report;
-
-/**
- * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
- * size.
- */
-typedef struct rfd_group {
-    /**
-     * sizeof(rfd_group).
-     */
-    size_t size;
-    /**
-     * Multiplies the group's length scale. Default 1.
-     */
-    double length_scale_factor;
-    /**
-     * Multiplies the learning rate of this group alone. Default 1.
-     */
-    double multiplier;
-    /**
-     * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
-     */
-    double weight_decay;
-    /**
-     * RFD_GROUP_* or 0.
-     */
-    uint32_t flags;
-} rfd_group;
-
-/**
  * Settings of RFD with a fitted model, as published; rfd_fitted_init sets the defaults.
  */
 typedef struct rfd_fitted {
@@ -581,6 +430,33 @@ typedef struct rfd_fitted {
      */
     uint32_t mode;
 } rfd_fitted;
+
+/**
+ * Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
+ * size.
+ */
+typedef struct rfd_group {
+    /**
+     * sizeof(rfd_group).
+     */
+    size_t size;
+    /**
+     * Multiplies the group's length scale. Default 1.
+     */
+    double length_scale_factor;
+    /**
+     * Multiplies the learning rate of this group alone. Default 1.
+     */
+    double multiplier;
+    /**
+     * Decoupled: parameters are multiplied with 1 - learning_rate * weight_decay. Default 0.
+     */
+    double weight_decay;
+    /**
+     * RFD_GROUP_* or 0.
+     */
+    uint32_t flags;
+} rfd_group;
 
 /**
  * Options of an optimizer; rfd_optimizer_options_init sets the defaults.
@@ -686,6 +562,130 @@ typedef struct rfd_adaptive {
      */
     uint32_t anisotropy;
 } rfd_adaptive;
+
+/**
+ * What a step did.
+ */
+typedef struct rfd_step_report {
+    /**
+     * sizeof(rfd_step_report).
+     */
+    size_t size;
+    /**
+     * The loss given.
+     */
+    double loss;
+    /**
+     * Euclidean norm of the gradient, gradient scale removed; 0 when found_inf skipped the step.
+     */
+    double grad_norm;
+    /**
+     * The norm that the step refers to; differs from `grad_norm` when length-scale factors do from 1. With
+     * the adaptive method that of the averaged gradient.
+     */
+    double sigma_norm;
+    /**
+     * Gradient cost quotient; infinite at a loss of the cost's mean or above and with the adaptive method, 0
+     * in a skipped step.
+     */
+    double theta;
+    /**
+     * Length of the step, multiplier and cap included; 0 in a skipped step.
+     */
+    double step_size;
+    /**
+     * `step_size` / `sigma_norm`: what the gradient is multiplied with, with the adaptive method the
+     * averaged one, and each tensor's scale beside; 0 in a skipped step.
+     */
+    double learning_rate;
+    /**
+     * Steps applied so far, this one included.
+     */
+    uint64_t applied_steps;
+    /**
+     * Steps skipped so far, this one included.
+     */
+    uint64_t skipped_steps;
+    /**
+     * One of RFD_OUTCOME_*.
+     */
+    uint32_t outcome;
+    /**
+     * 0.
+     */
+    uint32_t reserved;
+} rfd_step_report;
+
+/**
+ * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+ */
+typedef struct rfd_tensor {
+    /**
+     * sizeof(rfd_tensor).
+     */
+    size_t size;
+    /**
+     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter
+     * stays as it is and counts in no norm. A parameter may be null when it has no elements.
+     */
+    void *data;
+    /**
+     * Number of elements.
+     */
+    uint64_t count;
+    /**
+     * One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+     */
+    uint32_t dtype;
+    /**
+     * One of RFD_DEVICE_*; the optimizer's.
+     */
+    uint32_t device_kind;
+    /**
+     * Number of the device among those of its kind; 0 for the CPU.
+     */
+    uint32_t device_index;
+} rfd_tensor;
+
+/**
+ * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
+ * must be null for tensors on the CPU.
+ */
+typedef struct rfd_step_input {
+    /**
+     * sizeof(rfd_step_input).
+     */
+    size_t size;
+    /**
+     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
+     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     */
+    double loss;
+    /**
+     * S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
+     */
+    double grad_scale;
+    /**
+     * Any value but 0 skips the step. CPU only. Default 0.
+     */
+    double found_inf;
+    /**
+     * Where the loss lies on the device, in place of `loss`; read when the step runs. Default null.
+     */
+    const void *loss_address;
+    /**
+     * Where S lies on the device. Default null: no gradient scale.
+     */
+    const float *grad_scale_address;
+    /**
+     * Where found_inf lies on the device. Default null: none.
+     */
+    const float *found_inf_address;
+    /**
+     * Format of the number at `loss_address`, one of RFD_DTYPE_*. Default RFD_DTYPE_F32.
+     */
+    uint32_t loss_dtype;
+} rfd_step_input;
 
 /**
  * Success.
@@ -1196,10 +1196,160 @@ rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              struct rfd_buffer **warnings);
 
 /**
+ * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
+ *
+ * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
+ * when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
+ * new handle that the caller frees with rfd_optimizer_destroy.
+ *
+ * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
+ * calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
+ * is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
+ * RFD_ERROR_UNSUPPORTED that the library was built without that kind.
+ */
+rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
+                                       const struct rfd_optimizer_options *options,
+                                       const struct rfd_tensor_spec *specs,
+                                       size_t count,
+                                       struct rfd_optimizer **optimizer);
+
+/**
+ * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
+ * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
+ *
+ * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
+ * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
+ * be loaded into an optimizer of the same method only.
+ */
+rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
+                                         const struct rfd_optimizer_options *options,
+                                         const struct rfd_tensor_spec *specs,
+                                         size_t count,
+                                         struct rfd_optimizer **optimizer);
+
+/**
  * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
  * captured steps must not be replayed any more. Parameters and gradients stay the caller's.
  */
 void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
+
+/**
+ * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
+ *
+ * `adaptive` must not be null. Any thread.
+ */
+rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
+
+/**
+ * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
+ * be set; `size` is sizeof(rfd_fitted).
+ *
+ * `fitted` must not be null. Any thread.
+ */
+rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
+                           size_t size);
+
+/**
+ * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
+ * `report->size` before the call.
+ *
+ * No pointer may be null. Any thread, also while a step runs.
+ */
+rfd_status rfd_optimizer_report(const struct rfd_optimizer *optimizer,
+                                struct rfd_step_report *report);
+
+/**
+ * Waits for all work on the stream, then as rfd_optimizer_report.
+ *
+ * No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the
+ * driver reports, which may come from work queued earlier.
+ */
+rfd_status rfd_optimizer_wait_report(const struct rfd_optimizer *optimizer,
+                                     void *stream,
+                                     struct rfd_step_report *report);
+
+/**
+ * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
+ * work, for replays of captured steps too.
+ *
+ * `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time.
+ * RFD_ERROR_INVALID_ARGUMENT for a negative or non-finite number.
+ */
+rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
+                                        double multiplier,
+                                        void *stream);
+
+/**
+ * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
+ * model. All else must be as it was when the optimizer was made; `model` may be null.
+ * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
+ * again.
+ *
+ * `fitted` must not be null.
+ */
+rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
+                                    const struct rfd_fitted *fitted,
+                                    void *stream);
+
+/**
+ * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
+ */
+rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
+                                          size_t group,
+                                          double weight_decay,
+                                          void *stream);
+
+/**
+ * Sets all settings of one group from the next step on. `settings` must not be null. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching norm lock on or off means that steps must be captured
+ * again.
+ */
+rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
+                                   size_t group,
+                                   const struct rfd_group *settings,
+                                   void *stream);
+
+/**
+ * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
+ * waits for the stream.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+ * when the file can't be written.
+ */
+rfd_status rfd_optimizer_save_state(const struct rfd_optimizer *optimizer,
+                                    const char *file,
+                                    void *stream);
+
+/**
+ * Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the
+ * stream, and steps must be captured again.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
+ * when the file can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is
+ * damaged, of another version, or which tensor differs; the optimizer is as it was then.
+ */
+rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
+                                    const char *file,
+                                    void *stream);
+
+/**
+ * The state as the bytes of a safetensors file. On a device it waits for the stream.
+ *
+ * No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new
+ * buffer that the caller frees with rfd_buffer_destroy. One thread at a time.
+ */
+rfd_status rfd_optimizer_get_state(const struct rfd_optimizer *optimizer,
+                                   void *stream,
+                                   struct rfd_buffer **state);
+
+/**
+ * Loads a state from `size` bytes at `state`, which are not kept. Otherwise as rfd_optimizer_load_state.
+ */
+rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
+                                   const void *state,
+                                   size_t size,
+                                   void *stream);
 
 /**
  * One step: norm, step size, update of all parameters.
@@ -1272,156 +1422,6 @@ rfd_status rfd_optimizer_init_master_weights(struct rfd_optimizer *optimizer,
                                              const struct rfd_tensor *params,
                                              size_t count,
                                              void *stream);
-
-/**
- * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
- * `report->size` before the call.
- *
- * No pointer may be null. Any thread, also while a step runs.
- */
-rfd_status rfd_optimizer_report(const struct rfd_optimizer *optimizer,
-                                struct rfd_step_report *report);
-
-/**
- * Waits for all work on the stream, then as rfd_optimizer_report.
- *
- * No pointer may be null but `stream`, which is null on the CPU. Any thread. RFD_ERROR_DEVICE with what the
- * driver reports, which may come from work queued earlier.
- */
-rfd_status rfd_optimizer_wait_report(const struct rfd_optimizer *optimizer,
-                                     void *stream,
-                                     struct rfd_step_report *report);
-
-/**
- * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
- * work, for replays of captured steps too.
- *
- * `optimizer` must not be null. `stream` as in rfd_optimizer_step. One thread at a time.
- * RFD_ERROR_INVALID_ARGUMENT for a negative or non-finite number.
- */
-rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
-                                        double multiplier,
-                                        void *stream);
-
-/**
- * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
- */
-rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
-                                          size_t group,
-                                          double weight_decay,
-                                          void *stream);
-
-/**
- * Sets all settings of one group from the next step on. `settings` must not be null. Otherwise as
- * rfd_optimizer_set_multiplier; on a device switching norm lock on or off means that steps must be captured
- * again.
- */
-rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
-                                   size_t group,
-                                   const struct rfd_group *settings,
-                                   void *stream);
-
-/**
- * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
- * waits for the stream.
- *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
- * when the file can't be written.
- */
-rfd_status rfd_optimizer_save_state(const struct rfd_optimizer *optimizer,
-                                    const char *file,
-                                    void *stream);
-
-/**
- * Loads a state that was saved for the same tensors, on whatever device. On a device it waits for the
- * stream, and steps must be captured again.
- *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. One thread at a time. RFD_ERROR_IO
- * when the file can't be read, RFD_ERROR_FILE when it is no regular one; RFD_ERROR_STATE says what is
- * damaged, of another version, or which tensor differs; the optimizer is as it was then.
- */
-rfd_status rfd_optimizer_load_state(struct rfd_optimizer *optimizer,
-                                    const char *file,
-                                    void *stream);
-
-/**
- * The state as the bytes of a safetensors file. On a device it waits for the stream.
- *
- * No pointer may be null but `stream`, which is as in rfd_optimizer_step. On success `*state` is a new
- * buffer that the caller frees with rfd_buffer_destroy. One thread at a time.
- */
-rfd_status rfd_optimizer_get_state(const struct rfd_optimizer *optimizer,
-                                   void *stream,
-                                   struct rfd_buffer **state);
-
-/**
- * Loads a state from `size` bytes at `state`, which are not kept. Otherwise as rfd_optimizer_load_state.
- */
-rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
-                                   const void *state,
-                                   size_t size,
-                                   void *stream);
-
-/**
- * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
- * be set; `size` is sizeof(rfd_fitted).
- *
- * `fitted` must not be null. Any thread.
- */
-rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
-                           size_t size);
-
-/**
- * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
- *
- * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
- * when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
- * new handle that the caller frees with rfd_optimizer_destroy.
- *
- * Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
- * calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
- * is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
- * RFD_ERROR_UNSUPPORTED that the library was built without that kind.
- */
-rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
-                                       const struct rfd_optimizer_options *options,
-                                       const struct rfd_tensor_spec *specs,
-                                       size_t count,
-                                       struct rfd_optimizer **optimizer);
-
-/**
- * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
- * model. All else must be as it was when the optimizer was made; `model` may be null.
- * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
- * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
- * again.
- *
- * `fitted` must not be null.
- */
-rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
-                                    const struct rfd_fitted *fitted,
-                                    void *stream);
-
-/**
- * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
- *
- * `adaptive` must not be null. Any thread.
- */
-rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
-
-/**
- * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
- * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
- *
- * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
- * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
- * be loaded into an optimizer of the same method only.
- */
-rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
-                                         const struct rfd_optimizer_options *options,
-                                         const struct rfd_tensor_spec *specs,
-                                         size_t count,
-                                         struct rfd_optimizer **optimizer);
 
 /**
  * Sets all settings of a group to their defaults; `size` is sizeof(rfd_group).

@@ -8,7 +8,7 @@ use std::fmt;
 
 #[cfg(feature = "cuda")]
 use crate::backend::cuda as backend;
-use crate::device::Device;
+use crate::backend::executor::Device;
 use crate::error::Result;
 
 /// What a build without the feature `cuda` has in its place.

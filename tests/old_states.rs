@@ -5,14 +5,14 @@ mod common;
 mod recorded;
 mod states;
 
-use common::{Owned, grads, params};
+use common::{Owned, grads, params, refused};
 use recorded::{GroupSetup, Setup};
 use rfdescent::covariance::{Family, StepMode};
 use rfdescent::optimizer::{Optimizer, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef};
 use states::{Kind, Recorded};
 
-fn optimizer(kind: Kind) -> Optimizer {
+fn setup(kind: Kind) -> Setup {
     let group = GroupSetup::default();
     let (groups, method) = match kind {
         Kind::Fitted => (
@@ -29,7 +29,7 @@ fn optimizer(kind: Kind) -> Optimizer {
             (vec![group], recorded::Kind::Adaptive { averaging: 0.9, tensorwise: true, loss_bound: 0.0 })
         }
     };
-    let setup = Setup {
+    Setup {
         kind: method,
         moments: states::moments(),
         groups,
@@ -37,9 +37,16 @@ fn optimizer(kind: Kind) -> Optimizer {
         max_step_size: None,
         stochastic_rounding: None,
         master_weights: true,
-    };
+    }
+}
+
+fn specs(kind: Kind) -> Vec<TensorSpec> {
     let spec = |t: &states::Tensor| TensorSpec::new(t.name, t.shape, t.dtype).in_group(t.group);
-    recorded::optimizer(&setup, kind.tensors().iter().map(spec).collect(), None).unwrap()
+    kind.tensors().iter().map(spec).collect()
+}
+
+fn optimizer(kind: Kind) -> Optimizer {
+    recorded::optimizer(&setup(kind), specs(kind), None).unwrap()
 }
 
 /// Takes these steps; the bits of the last one's step size.
@@ -112,5 +119,58 @@ fn old_states_go_on_with_the_same_bits() {
                 assert_eq!(step_size, recorded.step_size, "{file:?}");
             }
         }
+    }
+}
+
+/// As today's code would have saved them.
+#[test]
+fn old_states_are_those_of_the_same_steps() {
+    for kind in [Kind::Fitted, Kind::Adaptive] {
+        let mut whole = optimizer(kind);
+        steps(kind, &mut whole, &mut start(kind), 0..kind.steps().0);
+        let whole = whole.state_to_bytes().unwrap();
+        for front in ["rust", "c", "candle"] {
+            let old = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
+            let mut resumed = optimizer(kind);
+            resumed.load_state(&old).unwrap();
+            assert!(resumed.state_to_bytes().unwrap() == whole, "{old:?}");
+
+            let backwards = specs(kind).into_iter().rev().collect();
+            let mut other = recorded::optimizer(&setup(kind), backwards, None).unwrap();
+            other.load_state(&old).unwrap();
+            let mut back = optimizer(kind);
+            back.load_state_from_bytes(&other.state_to_bytes().unwrap()).unwrap();
+            assert!(back.state_to_bytes().unwrap() == whole, "{old:?}");
+        }
+    }
+}
+
+#[test]
+fn old_states_that_are_refused() {
+    let read = |kind: Kind| {
+        std::fs::read(states::folder().join(format!("rust-{}.safetensors", kind.name()))).unwrap()
+    };
+    let (of_fitted, of_adaptive) = (read(Kind::Fitted), read(Kind::Adaptive));
+    refused(&mut optimizer(Kind::Fitted), &of_adaptive, &["by the adaptive method"]);
+    refused(&mut optimizer(Kind::Adaptive), &of_fitted, &["by the fitted method"]);
+    let half = Setup {
+        kind: recorded::Kind::Adaptive { averaging: 0.5, tensorwise: true, loss_bound: 0.0 },
+        ..setup(Kind::Adaptive)
+    };
+    let mut half = recorded::optimizer(&half, specs(Kind::Adaptive), None).unwrap();
+    refused(&mut half, &of_adaptive, &["averaging 0.9", "0.5"]);
+    for (from, to, part) in [
+        ("applied_steps\":\"21", "applied_steps\":\"-1", "`applied_steps`"),
+        ("applied_steps", "applied_stage", "`applied_steps`"),
+        ("\"format\":\"rfdescent", "\"format\":\"RFDescent", "format"),
+        ("\"version\":\"1\"", "\"version\":\"2\"", "version 2"),
+        ("\\\"loss_rest\\\"", "\\\"loss_Rest\\\"", "`adaptive`"),
+        ("\\\"shape\\\"", "\\\"Shape\\\"", "`tensors`"),
+        ("momentum.weight", "momentum.weighs", "`momentum.weight`"),
+    ] {
+        let at = of_adaptive.windows(from.len()).position(|bytes| bytes == from.as_bytes()).unwrap();
+        let mut bytes = of_adaptive.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        refused(&mut optimizer(Kind::Adaptive), &bytes, &[part]);
     }
 }

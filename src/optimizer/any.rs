@@ -1,13 +1,13 @@
 //! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their
 //! own.
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::core::Core;
-use super::raw::Placement;
+use super::raw::{Placement, check_host_stream};
 use super::reader::{LastReport, ReportReader};
 use super::{
     DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
@@ -38,8 +38,9 @@ struct OnHost {
     optimizer: Optimizer,
     placement: Placement,
     last: Arc<LastReport>,
-    /// The squared norms of the split form, which the caller adds up over the ranks in place.
-    norm: Box<[Cell<f64>; 2]>,
+    /// The squared norms of the split form, which the caller adds up over the ranks in place: the
+    /// bits of f64.
+    norm: Box<[AtomicU64; 2]>,
 }
 
 impl From<Optimizer> for AnyOptimizer {
@@ -141,8 +142,8 @@ impl AnyOptimizer {
         }
     }
 
-    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front ends
-    /// that say so earlier. Reads no tensor.
+    /// Finds out whether tensors can lie where they are said to, as [`AnyOptimizer::step`] does, for front
+    /// ends that say so earlier. Reads no tensor.
     ///
     /// # Errors
     /// Those of [`DeviceOptimizer::step`] that are about `tensors`.
@@ -213,8 +214,9 @@ impl AnyOptimizer {
                 // SAFETY: the caller vouches for the addresses.
                 let (_, grads) = unsafe { host.slices(tensors)? };
                 let norm = host.optimizer.local_squared_norm(&grads)?;
-                host.norm[0].set(norm.euclidean);
-                host.norm[1].set(norm.sigma);
+                for (place, value) in host.norm.iter().zip([norm.euclidean, norm.sigma]) {
+                    place.store(value.to_bits(), Ordering::Relaxed);
+                }
                 Ok(host.norm.as_ptr().expose_provenance() as u64)
             }
             // SAFETY: the caller vouches for the addresses.
@@ -289,7 +291,7 @@ impl AnyOptimizer {
     /// [`Error::Device`] with what the driver reports.
     pub fn wait_report(&self, stream: Stream) -> Result<Option<StepReport>> {
         match &self.place {
-            Place::Host(host) => on_host(stream).map(|()| host.last.get()),
+            Place::Host(host) => check_host_stream(stream).map(|()| host.last.get()),
             Place::Device(device) => device.wait_report(stream),
         }
     }
@@ -325,7 +327,7 @@ impl AnyOptimizer {
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         match &self.place {
             Place::Host(host) => {
-                on_host(stream)?;
+                check_host_stream(stream)?;
                 host.optimizer.state_to_bytes()
             }
             Place::Device(device) => device.state_to_bytes(stream),
@@ -344,19 +346,10 @@ impl AnyOptimizer {
     }
 }
 
-/// An error for a stream, of which the host has none.
-fn on_host(stream: Stream) -> Result<()> {
-    if stream == Stream::DEFAULT {
-        return Ok(());
-    }
-    let given = format!("{:#x}", stream.as_raw());
-    Err(Error::invalid("stream", given, "must be null: this optimizer works on the CPU"))
-}
-
 impl OnHost {
     /// The optimizer, which needs no stream.
     fn alone(&mut self, stream: Stream) -> Result<&mut Optimizer> {
-        on_host(stream)?;
+        check_host_stream(stream)?;
         Ok(&mut self.optimizer)
     }
 
@@ -401,3 +394,9 @@ impl OnHost {
         Ok((params, grads))
     }
 }
+
+/// Front ends share it between threads.
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<AnyOptimizer>();
+};

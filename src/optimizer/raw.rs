@@ -2,6 +2,7 @@
 //! others only.
 
 use super::{Core, StepInput};
+use crate::backend::executor::Stream;
 use crate::backend::memory::{self, Range};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -104,6 +105,15 @@ impl RawInput {
             found_inf: self.found_inf.on_host("found_inf")?,
         })
     }
+}
+
+/// An error for a stream, of which the host has none.
+pub(super) fn check_host_stream(stream: Stream) -> Result<()> {
+    if stream == Stream::DEFAULT {
+        return Ok(());
+    }
+    let given = format!("{:#x}", stream.as_raw());
+    Err(Error::invalid("stream", given, "must be null: this optimizer works on the CPU"))
 }
 
 /// Checks the address of a number.

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::StepReport;
 use super::device::Mirror;
+use super::raw::check_host_stream;
 use crate::backend::executor::Stream;
 use crate::error::Result;
 
@@ -54,13 +55,15 @@ impl ReportReader {
         }
     }
 
-    /// What the last step on the stream did, after waiting for it; on the host there is nothing to wait for.
+    /// What the last step on the stream did, after waiting for it. On the host there is nothing to wait for,
+    /// and the stream must be [`Stream::DEFAULT`].
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) with what the driver reports.
     pub fn wait(&self, stream: Stream) -> Result<Option<StepReport>> {
-        if let Source::Device(mirror) = &self.source {
-            mirror.wait(stream)?;
+        match &self.source {
+            Source::Host(_) => check_host_stream(stream)?,
+            Source::Device(mirror) => mirror.wait(stream)?,
         }
         self.read()
     }

@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::Fitted;
+use rfdescent::optimizer::{Fitted, Optimizer};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -139,4 +139,15 @@ pub fn model(family: Family) -> Model {
 /// Its method, with momentum.
 pub fn moving(momentum: f64) -> Fitted {
     Fitted::new(model(Family::SquaredExponential)).with_momentum(momentum)
+}
+
+/// A state that can't be loaded, for a reason with all these parts.
+pub fn refused(optimizer: &mut Optimizer, state: &[u8], parts: &[&str]) {
+    let before = optimizer.state_to_bytes().unwrap();
+    let message = optimizer.load_state_from_bytes(state).unwrap_err().to_string();
+    assert!(message.starts_with("optimizer state: "), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert!(before == optimizer.state_to_bytes().unwrap(), "a refused state changes nothing");
 }

@@ -77,8 +77,8 @@ pub(crate) fn step(
         RawNumber::Address { address, dtype }
     });
     // SAFETY: the addresses are those of live, contiguous tensors of these lengths and formats: `gradients`
-    // has checked gradients, `Variables::new` and `Address::of` variables. All work on them is on this stream,
-    // which is in order, and so is the freeing of their memory.
+    // has checked gradients, `Variables::new` and `Address::of` variables. All work on them is on this
+    // stream, which is in order, and so is the freeing of their memory.
     unsafe { optimizer.step(&tensors, &input, cuda::stream(device)) }.map_err(wrap)?;
     // For programs with several streams: the variables were written before this point of the stream, and
     // the rest read.

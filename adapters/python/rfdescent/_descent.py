@@ -224,9 +224,20 @@ class Descent(Memory):
         """Passes `lr` and the other settings of the groups on to the device, for replays of a captured step.
 
         A step does so itself; call this between replays of a CUDA graph, after a scheduler's step.
+
+        Raises
+        ------
+        ValueError
+            For a change that only a step can take over, such as one of `conservatism`.
         """
         if self._engine is not None:
-            self._engine.configure(*self._options())
+            settings, groups = self._options()
+            if settings.fixed() != self._engine.settings.fixed():
+                raise ValueError(
+                    "a setting has changed that a captured step can't take over, such as conservatism or the "
+                    "model: take a step, then capture anew"
+                )
+            self._engine.configure(settings, groups)
 
     def _ready(self, parameters: list[Tensor], params: list[Tensor]) -> Engine:
         """The engine for the settings as they are now and this process's parts `params` of the parameters."""

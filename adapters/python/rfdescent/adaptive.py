@@ -71,21 +71,10 @@ class AdaptiveRFD(Descent):
         Steps with a loss below it are skipped.
     lr : float
         Multiplies the step size; for schedulers. May differ between groups.
-    weight_decay : float
-        Decoupled: parameters are multiplied with 1 - learning rate * weight_decay. May differ between groups.
     length_scale_factor : float
         Multiplies the length scale of a group relative to the others'. May differ between groups.
-    norm_lock : bool
-        Each tensor keeps its Euclidean norm. Those of norm 0 and of one element are left alone. May differ
-        between groups.
-    max_step_size : float, optional
-        The step size is cut to this.
-    master_weights : bool
-        float16 and bfloat16 parameters get float32 master weights, which steps update and parameters are
-        rounded from. Elements of a parameter that were written to in place between steps get new ones, except
-        through ``param.data``, which PyTorch does not count.
-    stochastic_rounding : int, optional
-        Rounds float16 and bfloat16 parameters without master weights stochastically; the seed of it.
+    weight_decay, norm_lock, max_step_size, master_weights, stochastic_rounding
+        As with `RFD`.
     process_group : ProcessGroup, "auto" or None
         The processes that train together, each with all tensors, as with DistributedDataParallel. "auto" are
         all processes when torch.distributed is initialised; None is this process alone.

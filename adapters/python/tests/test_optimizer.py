@@ -397,7 +397,7 @@ def test_memory_that_moved(cov):
     [
         ({"covariance_model": 1}, TypeError, "covariance_model is a int"),
         ({"covariance_model": SquaredExponential()}, ValueError, "no mean"),
-        ({"momentum": 1}, ValueError, r"groups\[0\].momentum"),
+        ({"momentum": 1}, ValueError, r"momentum\[0\] = 1:"),
         ({"momentum": "a"}, TypeError, "momentum = 'a' must be a number"),
         ({"lr": -1}, ValueError, "lr = -1"),
         ({"lr": math.nan}, ValueError, "lr = nan"),
@@ -624,3 +624,23 @@ def test_numbers_of_numpy(cov):
     group = optimizer.state_dict()["param_groups"][0]
     assert type(group["lr"]) is type(group["momentum"]) is float
     assert (group["lr"], group["momentum"]) == (0.5, 0.25)
+
+
+def test_push_settings(cov):
+    """Passes on what the library takes over between steps, and refuses what only a step can."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = RFD([p], covariance_model=cov, momentum=0.5)
+    optimizer.push_settings()
+    p.grad = torch.ones_like(p)
+    optimizer.step(loss=2.0)
+    engine = optimizer._engine
+    optimizer.param_groups[0].update(momentum=0.25, b_size_inv=0.5, lr=0.1, weight_decay=0.1)
+    optimizer.push_settings()
+    optimizer.step(loss=2.0)
+    assert optimizer._engine is engine
+    size = optimizer.report.step_size
+    optimizer.param_groups[0]["conservatism"] = 0.1
+    with pytest.raises(ValueError, match="a captured step can't take over, such as conservatism"):
+        optimizer.push_settings()
+    optimizer.step(loss=2.0)
+    assert optimizer.report.step_size < size

@@ -3,10 +3,10 @@
 
 use std::ffi::c_void;
 
-use super::super::model::{code, rfd_model, rule};
-use super::super::pointers::{Out, Versioned, initialise, read, read_or_default, shared, slice, versioned};
-use super::super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use super::{create, rfd_optimizer, rfd_optimizer_options, rfd_tensor_spec};
+use crate::model::{code, rfd_model, rule};
+use crate::pointers::{Out, Versioned, initialise, read, read_or_default, shared, slice, versioned};
+use crate::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use rfdescent::covariance::Model;
 use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
 

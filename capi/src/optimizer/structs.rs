@@ -6,9 +6,7 @@ use super::super::model::code;
 use super::super::pointers::{Array, Versioned, address, initialise, slice, text, versioned};
 use super::super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::DType;
-use rfdescent::optimizer::{
-    Group, Options, Outcome, RawInput, RawNumber, SkipReason, StepReport, TensorSpec,
-};
+use rfdescent::optimizer::{Group, Options, RawInput, RawNumber, StepReport, TensorSpec};
 
 /// IEEE binary32.
 pub const RFD_DTYPE_F32: u32 = 0;
@@ -220,16 +218,7 @@ impl From<StepReport> for rfd_step_report {
             learning_rate: report.learning_rate,
             applied_steps: report.applied_steps,
             skipped_steps: report.skipped_steps,
-            outcome: match report.outcome {
-                Outcome::Applied => RFD_OUTCOME_APPLIED,
-                Outcome::Skipped(SkipReason::FoundInf) => RFD_OUTCOME_FOUND_INF,
-                Outcome::Skipped(SkipReason::NonFiniteLoss) => RFD_OUTCOME_NON_FINITE_LOSS,
-                Outcome::Skipped(SkipReason::NonFiniteGradient) => RFD_OUTCOME_NON_FINITE_GRADIENT,
-                Outcome::Skipped(SkipReason::ZeroGradient) => RFD_OUTCOME_ZERO_GRADIENT,
-                Outcome::Skipped(SkipReason::InvalidOption) => RFD_OUTCOME_INVALID_OPTION,
-                Outcome::Skipped(SkipReason::OutOfRange) => RFD_OUTCOME_OUT_OF_RANGE,
-                Outcome::Skipped(SkipReason::LossBelowBound) => RFD_OUTCOME_LOSS_BELOW_BOUND,
-            },
+            outcome: report.outcome.code(),
             reserved: 0,
         }
     }
@@ -358,4 +347,29 @@ pub unsafe extern "C" fn rfd_optimizer_options_init(
 pub unsafe extern "C" fn rfd_step_input_init(input: *mut rfd_step_input, size: usize) -> rfd_status {
     // SAFETY: the header says what it may point to.
     guard(|| unsafe { initialise(input, size) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rfdescent::optimizer::{Outcome, SkipReason};
+
+    #[test]
+    fn outcomes_have_the_numbers_of_the_rust_interface() {
+        let skipped = Outcome::Skipped;
+        for (code, outcome) in [
+            (RFD_OUTCOME_APPLIED, Outcome::Applied),
+            (RFD_OUTCOME_FOUND_INF, skipped(SkipReason::FoundInf)),
+            (RFD_OUTCOME_NON_FINITE_LOSS, skipped(SkipReason::NonFiniteLoss)),
+            (RFD_OUTCOME_NON_FINITE_GRADIENT, skipped(SkipReason::NonFiniteGradient)),
+            (RFD_OUTCOME_ZERO_GRADIENT, skipped(SkipReason::ZeroGradient)),
+            (RFD_OUTCOME_INVALID_OPTION, skipped(SkipReason::InvalidOption)),
+            (RFD_OUTCOME_OUT_OF_RANGE, skipped(SkipReason::OutOfRange)),
+            (RFD_OUTCOME_LOSS_BELOW_BOUND, skipped(SkipReason::LossBelowBound)),
+        ] {
+            assert_eq!(Outcome::from_code(code), Some(outcome));
+        }
+        assert_eq!(Outcome::from_code(RFD_OUTCOME_NONE), None);
+        assert_eq!(Outcome::from_code(RFD_OUTCOME_LOSS_BELOW_BOUND + 1), None);
+    }
 }

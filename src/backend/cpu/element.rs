@@ -8,6 +8,9 @@ use half::{bf16, f16};
 use super::rounding::StochasticBits;
 use crate::tensor::{ParamMut, each_param};
 
+/// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
+pub(super) const BLOCK: usize = 1024;
+
 /// A format that is computed in: f64 where parameter or gradient is f64, f32 everywhere else.
 pub(super) trait Compute:
     Copy + Send + Sync + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
@@ -192,7 +195,7 @@ macro_rules! half_format {
                 let buffer = &mut buffer[..values.len()];
                 <$t as Load<f64>>::load(values, buffer);
                 change(buffer);
-                let mut single = [0.0_f32; super::update::BLOCK];
+                let mut single = [0.0_f32; BLOCK];
                 let single = &mut single[..values.len()];
                 for (narrow, &wide) in single.iter_mut().zip(buffer.iter()) {
                     *narrow = wide as f32;

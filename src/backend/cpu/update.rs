@@ -8,13 +8,10 @@
 
 use rayon::prelude::*;
 
-use super::element::{Compute, Load, Parameter, Read, Store};
+use super::element::{BLOCK, Compute, Load, Parameter, Read, Store};
 use super::rounding::StochasticBits;
 use super::{SERIAL_BELOW, TASK, run};
 use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
-
-/// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
-pub(super) const BLOCK: usize = 1024;
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
