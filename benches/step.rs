@@ -120,7 +120,7 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
     let scales: Vec<f64> = (squares.iter().zip(lengths))
         .map(|(square, &len)| match method {
             Method::Fitted(_) => 1.0,
-            Method::Adaptive(_) => (total / g.len() as f64 / (square / len as f64)).sqrt(),
+            _ => (total / g.len() as f64 / (square / len as f64)).sqrt(),
         })
         .collect();
     let sigma_square = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>();
@@ -128,7 +128,7 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
     let mut optimizer = optimizer(method.clone(), lengths, DType::F32, Options::default());
     let momentum = match method {
         Method::Fitted(fitted) => fitted.momentum.first().copied().unwrap_or(0.0),
-        Method::Adaptive(_) => 0.0,
+        _ => 0.0,
     };
     let (mut rate, mut velocity) = (0.0, 0.0);
     for _ in 0..2 {

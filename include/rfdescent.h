@@ -1196,6 +1196,21 @@ rfd_status rfd_auto_fit_many(const struct rfd_auto_fit_options *options,
                              struct rfd_buffer **warnings);
 
 /**
+ * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
+ * captured steps must not be replayed any more. Parameters and gradients stay the caller's.
+ */
+void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
+
+/**
+ * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
+ * be set; `size` is sizeof(rfd_fitted).
+ *
+ * `fitted` must not be null. Any thread.
+ */
+rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
+                           size_t size);
+
+/**
  * Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
  *
  * `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
@@ -1214,6 +1229,26 @@ rfd_status rfd_fitted_optimizer_create(const struct rfd_fitted *fitted,
                                        struct rfd_optimizer **optimizer);
 
 /**
+ * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
+ * model. All else must be as it was when the optimizer was made; `model` may be null.
+ * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
+ * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
+ * again.
+ *
+ * `fitted` must not be null.
+ */
+rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
+                                    const struct rfd_fitted *fitted,
+                                    void *stream);
+
+/**
+ * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
+ *
+ * `adaptive` must not be null. Any thread.
+ */
+rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
+
+/**
  * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
  * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
  *
@@ -1226,28 +1261,6 @@ rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
                                          const struct rfd_tensor_spec *specs,
                                          size_t count,
                                          struct rfd_optimizer **optimizer);
-
-/**
- * Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;
- * captured steps must not be replayed any more. Parameters and gradients stay the caller's.
- */
-void rfd_optimizer_destroy(struct rfd_optimizer *optimizer);
-
-/**
- * Sets all settings of the adaptive method to their defaults; `size` is sizeof(rfd_adaptive).
- *
- * `adaptive` must not be null. Any thread.
- */
-rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
-
-/**
- * Sets all settings of the method of a fitted model to their defaults but `model`, which is null and has to
- * be set; `size` is sizeof(rfd_fitted).
- *
- * `fitted` must not be null. Any thread.
- */
-rfd_status rfd_fitted_init(struct rfd_fitted *fitted,
-                           size_t size);
 
 /**
  * What the last finished step did, without waiting for anything; RFD_OUTCOME_NONE before the first. Set
@@ -1278,19 +1291,6 @@ rfd_status rfd_optimizer_wait_report(const struct rfd_optimizer *optimizer,
 rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
                                         double multiplier,
                                         void *stream);
-
-/**
- * Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
- * model. All else must be as it was when the optimizer was made; `model` may be null.
- * RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
- * rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
- * again.
- *
- * `fitted` must not be null.
- */
-rfd_status rfd_optimizer_set_fitted(struct rfd_optimizer *optimizer,
-                                    const struct rfd_fitted *fitted,
-                                    void *stream);
 
 /**
  * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.

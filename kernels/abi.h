@@ -29,11 +29,19 @@ typedef unsigned long long uint64_t;
 // Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of f32.
 #define RFD_COMFORTABLE_EXPONENT 32
 
-// Number formats; below 16, as two of them share the byte `formats` of a tensor.
-#define RFD_DTYPE_F32 0
-#define RFD_DTYPE_F64 1
-#define RFD_DTYPE_F16 2
-#define RFD_DTYPE_BF16 3
+// Number formats, as src/tensor.rs has them; below 16, as two of them share the byte `formats` of a tensor.
+// X(NAME, number)
+#define RFD_DTYPES(X) \
+    X(F32, 0)         \
+    X(F64, 1)         \
+    X(F16, 2)         \
+    X(BF16, 3)
+
+typedef enum RfdDtype {
+#define RFD_DTYPE_NUMBER(NAME, NUMBER) RFD_DTYPE_##NAME = NUMBER,
+    RFD_DTYPES(RFD_DTYPE_NUMBER)
+#undef RFD_DTYPE_NUMBER
+} RfdDtype;
 
 // Methods (kernels/methods).
 #define RFD_METHOD_FITTED 0

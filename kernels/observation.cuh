@@ -61,6 +61,21 @@ __device__ __forceinline__ bool fits_velocities(const Decision& decision, const 
                                            scalars_of(decision, group, scale).coefficient <= largest);
 }
 
+// What follows from the size of a step along the gradient, before multiplier and cap; `norm` is the Σ-norm of
+// the gradients as given.
+__device__ __forceinline__ void step_along_gradient(Decision& decision, const RfdSettings& settings, double step_size,
+                                                    double norm)
+{
+    const int exponent = exponent_of(norm);
+    const bool comfortable = exponent <= RFD_COMFORTABLE_EXPONENT && -exponent <= RFD_COMFORTABLE_EXPONENT;
+    // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
+    const int opposite = exponent > 126 ? -126 : exponent < -126 ? 126 : -exponent;
+    decision.step_size = fmin(step_size * settings.multiplier, fmin(settings.max_step_size, RFD_F64_MAX));
+    decision.prescale = comfortable ? 1.0 : power_of_two(opposite);
+    decision.learning_rate = fmin(decision.step_size / decision.sigma_norm, RFD_F64_MAX);
+    decision.prescaled_rate = decision.step_size / (norm * decision.prescale);
+}
+
 // There is no step unless what each thread has checked fits.
 __device__ __forceinline__ void refuse_unless(bool fits, Decision& decision)
 {

@@ -8,13 +8,13 @@ def camel(name):
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-lists = {"instance": [], "phase": [], "single": [], "family": []}
+lists = {"instance": [], "phase": [], "single": [], "family": [], "dtype": []}
 for entry in sys.stdin.read().split(";"):
     columns = [column.strip() for column in entry.split(",")]
     if columns[0] in lists:
         lists[columns[0]].append(columns[1:])
 instances = lists["instance"]
-phases, singles, families = ([row[0] for row in lists[name]] for name in ("phase", "single", "family"))
+phases, singles = ([row[0] for row in lists[name]] for name in ("phase", "single"))
 kinds = list(dict.fromkeys(row[1] for row in instances))
 
 names = [f"rfd_{phase}_{row[0]}" for row in instances for phase in phases]
@@ -64,7 +64,16 @@ for name, kind, param, grad, master, velocity, *_ in instances:
     print(f"Entry {{ instance: Instance::{camel(name)}, kind: InstanceKind::{camel(kind)},")
     print(f"param: abi::RFD_DTYPE_{param}, grad: abi::RFD_DTYPE_{grad}, {flags}, {kernels} }},")
 print("];")
-print("/// The numbers of all covariance families.")
-print(f"pub(crate) const FAMILIES: [u32; {len(families)}] = [")
-print(", ".join(f"abi::RFD_FAMILY_{name}" for name in families))
-print("];")
+for name, what in [("family", "FAMILIES"), ("dtype", "DTYPES")]:
+    rows = lists[name]
+    if [row[1] for row in rows] != [str(number) for number in range(len(rows))]:
+        sys.exit(f"RFD_{what} must be numbered in its order, from 0 on")
+    print(f"/// The names in RFD_{what}, each at the place that is its number.")
+    print(f"pub(crate) const {what}: &[&str] = &[{', '.join(f'{chr(34)}{row[0]}{chr(34)}' for row in rows)}];")
+print("/// Whether the host has the same list: its numbers are those of the kernels then.")
+print("pub(crate) const fn are_same(own: &[&str], kernels: &[&str]) -> bool {")
+print("let mut i = 0;")
+print("while i < own.len() && i < kernels.len() {")
+print("if !own[i].eq_ignore_ascii_case(kernels[i]) { return false; }")
+print("i += 1; }")
+print("own.len() == kernels.len() }")

@@ -4,6 +4,8 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// A number format.
+// Each stands in this file and in `backend::cpu` (element.rs), on the device in `kernels/abi.h` and
+// `kernels/formats.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -18,6 +20,14 @@ pub enum DType {
 }
 
 impl DType {
+    /// The names of all formats, in the order in which they are declared.
+    pub(crate) const NAMES: &[&str] = &["f32", "f64", "f16", "bf16"];
+
+    /// Its number in the structs that are shared with the kernels.
+    pub(crate) const fn number(self) -> u32 {
+        self as u32
+    }
+
     /// Bytes of an element.
     pub const fn size(self) -> usize {
         match self {
@@ -43,12 +53,7 @@ impl DType {
 
 impl std::fmt::Display for DType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-        })
+        f.write_str(Self::NAMES[*self as usize])
     }
 }
 
@@ -82,17 +87,63 @@ pub enum GradRef<'a> {
     Missing,
 }
 
-/// Runs `$body` with `$slice` bound to the elements, whatever their format.
-macro_rules! each_format {
-    ($value:expr, $slice:ident => $body:expr) => {
-        match $value {
-            ParamMut::F32($slice) => $body,
-            ParamMut::F64($slice) => $body,
-            ParamMut::F16($slice) => $body,
-            ParamMut::BF16($slice) => $body,
+/// Runs `$body` with `$t` for the type of a format's elements.
+macro_rules! each_dtype {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            $crate::tensor::DType::F64 => {
+                type $t = f64;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            $crate::tensor::DType::BF16 => {
+                type $t = half::bf16;
+                $body
+            }
         }
     };
 }
+
+/// Runs `$body` with `$p` bound to the elements of a parameter, `$double` where they are f64.
+macro_rules! each_param {
+    ($param:expr, $p:ident => $body:expr) => {
+        $crate::tensor::each_param!($param, $p => $body, f64 => $body)
+    };
+    ($param:expr, $p:ident => $body:expr, f64 => $double:expr) => {
+        match $param {
+            $crate::tensor::ParamMut::F64($p) => $double,
+            $crate::tensor::ParamMut::F32($p) => $body,
+            $crate::tensor::ParamMut::F16($p) => $body,
+            $crate::tensor::ParamMut::BF16($p) => $body,
+        }
+    };
+}
+
+/// Runs `$body` with `$g` bound to the elements of a gradient, `$double` where they are f64, `$missing` where
+/// there are none.
+macro_rules! each_grad {
+    ($grad:expr, $g:ident => $body:expr, missing => $missing:expr) => {
+        $crate::tensor::each_grad!($grad, $g => $body, f64 => $body, missing => $missing)
+    };
+    ($grad:expr, $g:ident => $body:expr, f64 => $double:expr, missing => $missing:expr) => {
+        match $grad {
+            $crate::tensor::GradRef::F64($g) => $double,
+            $crate::tensor::GradRef::F32($g) => $body,
+            $crate::tensor::GradRef::F16($g) => $body,
+            $crate::tensor::GradRef::BF16($g) => $body,
+            $crate::tensor::GradRef::Missing => $missing,
+        }
+    };
+}
+
+pub(crate) use {each_dtype, each_grad, each_param};
 
 impl<'a> ParamMut<'a> {
     /// The number format.
@@ -107,7 +158,7 @@ impl<'a> ParamMut<'a> {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        each_format!(self, p => p.len())
+        each_param!(self, p => p.len())
     }
 
     /// Whether there are no elements.
@@ -117,17 +168,12 @@ impl<'a> ParamMut<'a> {
 
     /// The same elements, borrowed for a shorter time.
     pub fn reborrow(&mut self) -> ParamMut<'_> {
-        match self {
-            ParamMut::F32(p) => ParamMut::F32(p),
-            ParamMut::F64(p) => ParamMut::F64(p),
-            ParamMut::F16(p) => ParamMut::F16(p),
-            ParamMut::BF16(p) => ParamMut::BF16(p),
-        }
+        each_param!(self, p => (&mut **p).into())
     }
 
     /// The first `at` elements and the rest.
     pub(crate) fn split_at(self, at: usize) -> (ParamMut<'a>, ParamMut<'a>) {
-        each_format!(self, p => {
+        each_param!(self, p => {
             let (head, tail) = p.split_at_mut(at);
             (head.into(), tail.into())
         })
@@ -137,13 +183,7 @@ impl<'a> ParamMut<'a> {
 impl<'a> GradRef<'a> {
     /// Number of elements, `None` for a missing gradient.
     pub fn len(&self) -> Option<usize> {
-        match self {
-            GradRef::F32(g) => Some(g.len()),
-            GradRef::F64(g) => Some(g.len()),
-            GradRef::F16(g) => Some(g.len()),
-            GradRef::BF16(g) => Some(g.len()),
-            GradRef::Missing => None,
-        }
+        each_grad!(self, g => Some(g.len()), missing => None)
     }
 
     /// Whether there are no elements; a missing gradient has none.
@@ -154,13 +194,7 @@ impl<'a> GradRef<'a> {
     /// Elements `start..start + count`; a missing gradient stays missing.
     pub(crate) fn slice(self, start: usize, count: usize) -> GradRef<'a> {
         let range = start..start + count;
-        match self {
-            GradRef::F32(g) => GradRef::F32(&g[range]),
-            GradRef::F64(g) => GradRef::F64(&g[range]),
-            GradRef::F16(g) => GradRef::F16(&g[range]),
-            GradRef::BF16(g) => GradRef::BF16(&g[range]),
-            GradRef::Missing => GradRef::Missing,
-        }
+        each_grad!(self, g => (&g[range]).into(), missing => GradRef::Missing)
     }
 }
 
@@ -179,3 +213,16 @@ macro_rules! conversions {
     )*};
 }
 conversions!(f32 => F32, f64 => F64, f16 => F16, bf16 => BF16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_at_the_numbers_of_their_formats() {
+        for (number, name) in DType::NAMES.iter().enumerate() {
+            let dtype: DType = serde_json::from_str(&format!("\"{name}\"")).unwrap();
+            assert_eq!((dtype.number() as usize, dtype.to_string().as_str()), (number, *name));
+        }
+    }
+}

@@ -66,7 +66,8 @@ struct Fitted {
             if (!cautious) {
                 u = at_mean ? model.plateau : step_of_mode(model, own.forces);
             }
-            conclude<KIND>(launch, scratch, u);
+            const double step_size = fmin(model.length_scale * u, RFD_F64_MAX);
+            step_along_gradient(decision, settings_of(step), step_size, own.scaled_sigma);
         }
         __syncthreads();
         bool fits = true;
@@ -113,24 +114,5 @@ private:
             own.forces = forces_of(launch.step.model, loss, decision.sigma_norm,
                                        settings_of(launch.step).inv_batch_size);
         }
-    }
-
-    // The rates that follow from a step of u length scales. By thread 0.
-    template <Kind KIND>
-    static __device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<KIND>& scratch, double u)
-    {
-        const RfdSettings& settings = settings_of(launch.step);
-        Decision& decision = scratch.decision;
-        Scratch<KIND>& own = scratch;
-        const double step_size = fmin(launch.step.model.length_scale * u, RFD_F64_MAX) * settings.multiplier;
-        const double n = own.scaled_sigma;
-        const int exponent = exponent_of(n);
-        const bool comfortable = exponent <= RFD_COMFORTABLE_EXPONENT && -exponent <= RFD_COMFORTABLE_EXPONENT;
-        // ±126 keeps the scale a normal f32; what is left is for the coefficient, whose range then suffices.
-        const int opposite = exponent > 126 ? -126 : exponent < -126 ? 126 : -exponent;
-        decision.step_size = fmin(step_size, fmin(settings.max_step_size, RFD_F64_MAX));
-        decision.prescale = comfortable ? 1.0 : power_of_two(opposite);
-        decision.learning_rate = fmin(decision.step_size / decision.sigma_norm, RFD_F64_MAX);
-        decision.prescaled_rate = decision.step_size / (n * decision.prescale);
     }
 };

@@ -199,10 +199,18 @@ pub(crate) const ENTRIES: [Entry; 9] = [
         update: Kernel(26),
     },
 ];
-/// The numbers of all covariance families.
-pub(crate) const FAMILIES: [u32; 4] = [
-    abi::RFD_FAMILY_SQUARED_EXPONENTIAL,
-    abi::RFD_FAMILY_RATIONAL_QUADRATIC,
-    abi::RFD_FAMILY_MATERN32,
-    abi::RFD_FAMILY_MATERN52,
-];
+/// The names in RFD_FAMILIES, each at the place that is its number.
+pub(crate) const FAMILIES: &[&str] = &["SquaredExponential", "RationalQuadratic", "Matern32", "Matern52"];
+/// The names in RFD_DTYPES, each at the place that is its number.
+pub(crate) const DTYPES: &[&str] = &["F32", "F64", "F16", "BF16"];
+/// Whether the host has the same list: its numbers are those of the kernels then.
+pub(crate) const fn are_same(own: &[&str], kernels: &[&str]) -> bool {
+    let mut i = 0;
+    while i < own.len() && i < kernels.len() {
+        if !own[i].eq_ignore_ascii_case(kernels[i]) {
+            return false;
+        }
+        i += 1;
+    }
+    own.len() == kernels.len()
+}

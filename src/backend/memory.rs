@@ -1,8 +1,6 @@
 //! Memory that callers name by address: whether it can be what they say, and slices of it.
 
-use half::{bf16, f16};
-
-use crate::tensor::{DType, GradRef, ParamMut};
+use crate::tensor::{DType, GradRef, ParamMut, each_dtype};
 
 /// The bytes of a tensor; empty where there are none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,14 +74,7 @@ pub(crate) unsafe fn param_mut<'a>(address: u64, len: usize, dtype: DType) -> Pa
         unsafe { std::slice::from_raw_parts_mut(first, len) }
     }
     // SAFETY: the caller's promise, for the format at hand.
-    unsafe {
-        match dtype {
-            DType::F32 => slice::<f32>(address, len).into(),
-            DType::F64 => slice::<f64>(address, len).into(),
-            DType::F16 => slice::<f16>(address, len).into(),
-            DType::BF16 => slice::<bf16>(address, len).into(),
-        }
-    }
+    unsafe { each_dtype!(dtype, T => slice::<T>(address, len).into()) }
 }
 
 /// Elements of a gradient; an empty slice for none.
@@ -103,14 +94,7 @@ pub(crate) unsafe fn grad_ref<'a>(address: u64, len: usize, dtype: DType) -> Gra
         unsafe { std::slice::from_raw_parts(first, len) }
     }
     // SAFETY: the caller's promise, for the format at hand.
-    unsafe {
-        match dtype {
-            DType::F32 => slice::<f32>(address, len).into(),
-            DType::F64 => slice::<f64>(address, len).into(),
-            DType::F16 => slice::<f16>(address, len).into(),
-            DType::BF16 => slice::<bf16>(address, len).into(),
-        }
-    }
+    unsafe { each_dtype!(dtype, T => slice::<T>(address, len).into()) }
 }
 
 #[cfg(test)]

@@ -87,7 +87,13 @@ macro_rules! plain {
     )*};
 }
 
+/// Of a method that remembers nothing of a kind.
+#[derive(Clone, Copy, Default)]
+#[repr(align(8))]
+pub(crate) struct Nothing {}
+
 each_struct!(plain);
+plain!(Nothing {});
 
 #[cfg(test)]
 mod tests {

@@ -10,33 +10,22 @@
 
 mod anisotropy;
 mod family;
-mod matern32;
-mod matern52;
 mod model;
 mod model_file;
-mod rational_quadratic;
 mod rule;
 mod search;
-mod special;
-mod squared_exponential;
 
 pub use anisotropy::{TensorFactor, sigma_norm};
 pub(crate) use anisotropy::{check_sizes, is_factor};
-pub use family::Family;
-pub use matern32::Matern32;
-pub use matern52::Matern52;
+pub use family::*;
 pub(crate) use model::quantile;
 pub use model::{Model, ValueAndSlope};
-pub use rational_quadratic::RationalQuadratic;
 pub use rule::{NoStep, Observation, Step, StepMode, StepRule, validate_inv_batch_size};
-pub use squared_exponential::SquaredExponential;
 
 /// Numbers that the kernels have too; `optimizer::device` has the compiler check that they are the same.
 pub(crate) mod shared {
     pub(crate) use super::VANISHED;
-    pub(crate) use super::matern32::SQRT_3;
-    pub(crate) use super::matern52::SQRT_5;
-    pub(crate) use super::rational_quadratic::NEWTON_ITERATIONS;
+    pub(crate) use super::family::shared::*;
     pub(crate) use super::search::{MARGIN, POINTS_PER_E, ROOT_ITERATIONS, SHORTEST};
 }
 

@@ -25,7 +25,7 @@ pub use any::AnyOptimizer;
 pub use core::Core;
 pub use device::DeviceOptimizer;
 pub use host::Optimizer;
-pub use method::{Adaptive, Anisotropy, Fitted, Method};
+pub use method::*;
 pub use options::{Group, Options};
 pub use raw::{RawInput, RawNumber, RawTensor};
 pub use reader::ReportReader;

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import _state
 from ._library import check, ffi, init, lib, struct
-from ._methods import Method
+from ._method import Method
 from ._tensors import DEVICES, FORMATS, Table, address
 
 __all__ = [

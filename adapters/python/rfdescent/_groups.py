@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import sharded
 from ._engine import GroupSettings, Settings
-from ._methods import Method
+from ._method import Method
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

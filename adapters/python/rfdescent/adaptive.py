@@ -5,17 +5,49 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent
 from ._engine import Engine, StepReport
 from ._groups import check_type, number
-from ._methods import ANISOTROPIES, Adaptive
+from ._library import init, lib
+from ._method import Method
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["AdaptiveRFD"]
+
+ANISOTROPIES = {
+    "tensorwise": lib.RFD_ANISOTROPY_TENSORWISE,
+    "isotropic": lib.RFD_ANISOTROPY_ISOTROPIC,
+}
+
+
+@dataclass(frozen=True)
+class Adaptive(Method):
+    """The adaptive method, which averages gradients itself."""
+
+    averaging: float
+    anisotropy: str
+    loss_bound: float
+
+    NAME = "adaptive"
+    NEEDS_WHOLE_TENSORS = True
+
+    @classmethod
+    def example(cls) -> Adaptive:
+        return cls(0.0, "tensorwise", 0.0)
+
+    def create(self, *arguments: Any) -> int:
+        settings = init(
+            "rfd_adaptive",
+            averaging=self.averaging,
+            anisotropy=ANISOTROPIES[self.anisotropy],
+            loss_bound=self.loss_bound,
+        )
+        return lib.rfd_adaptive_optimizer_create(settings, *arguments)
 
 
 class AdaptiveRFD(Descent):

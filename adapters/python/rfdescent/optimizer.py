@@ -4,18 +4,56 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent
 from ._groups import check_type, number
-from ._methods import MODES, Fitted
+from ._library import check, ffi, init, lib
+from ._method import Method
 from .covariance import IsotropicCovariance
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["RFD"]
+
+MODES = {"rfd": lib.RFD_MODE_RFD, "a-rfd": lib.RFD_MODE_A_RFD, "clipped-a-rfd": lib.RFD_MODE_CLIPPED_A_RFD}
+
+
+@dataclass(frozen=True)
+class Fitted(Method):
+    """The fitted method, RFD as its authors published it, with the handle of a model."""
+
+    model: Any
+    mode: str
+    conservatism: float
+    inv_batch_size: float
+    momentum: tuple[float, ...]  # of each group
+
+    NAME = "fitted"
+
+    def fixed(self) -> Any:
+        return self.model, self.mode, self.conservatism
+
+    def create(self, *arguments: Any) -> int:
+        momentum = ffi.new("double[]", self.momentum)
+        return lib.rfd_fitted_optimizer_create(self._settings(momentum), *arguments)
+
+    def set(self, handle: Any, stream: Any) -> None:
+        momentum = ffi.new("double[]", self.momentum)
+        check(lib.rfd_optimizer_set_fitted(handle, self._settings(momentum), stream))
+
+    def _settings(self, momentum: Any) -> Any:
+        return init(
+            "rfd_fitted",
+            model=self.model,
+            mode=MODES[self.mode],
+            conservatism=self.conservatism,
+            inv_batch_size=self.inv_batch_size,
+            group_momentum=momentum,
+            group_momentum_count=len(momentum),
+        )
 
 
 class RFD(Descent):

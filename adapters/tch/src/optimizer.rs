@@ -283,8 +283,8 @@ impl Optimizer {
     fn fitted(&self, momentum: f64) -> Result<Fitted> {
         match self.method() {
             Method::Fitted(fitted) => Ok(fitted.clone()),
-            Method::Adaptive(_) => {
-                let expected = "the adaptive method averages gradients itself, see `Adaptive::averaging`";
+            _ => {
+                let expected = "is for the fitted method; the adaptive one averages gradients itself, see `Adaptive::averaging`";
                 Err(Error::invalid("momentum", momentum, expected))
             }
         }

@@ -1,7 +1,6 @@
 //! The handle of an optimizer.
 
-mod adaptive;
-mod fitted;
+mod methods;
 mod report;
 mod settings;
 mod state;
@@ -12,16 +11,15 @@ mod tensors;
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard};
 
-pub use self::adaptive::*;
-pub use self::fitted::*;
+pub use self::methods::*;
 pub use self::report::*;
 pub use self::settings::*;
 pub use self::state::*;
 pub use self::step::*;
 pub use self::structs::*;
 use self::tensors::Place;
-use super::pointers::{Array, Out, address, destroy, lock, read, read_or_default};
-use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result, guard, rfd_status};
+use super::pointers::{Array, address, destroy, lock, read_or_default};
+use super::status::{Failure, RFD_ERROR_UNSUPPORTED, Result};
 use rfdescent::device::{Stream, Target};
 use rfdescent::optimizer::{AnyOptimizer, Method, RawTensor, ReportReader};
 
@@ -57,7 +55,7 @@ fn stream(stream: *mut c_void) -> Stream {
     Stream::from_raw(address(stream))
 }
 
-/// An optimizer of either method.
+/// An optimizer of any method.
 ///
 /// # Safety
 /// `options` and `specs` are what the header says of them.
@@ -92,56 +90,6 @@ fn target(place: Place) -> Result<Target> {
         RFD_DEVICE_CUDA => Ok(Target::Device(rfdescent::cuda::device(place.index as usize)?)),
         kind => Err(Failure::invalid("device_kind", kind, "must be one of RFD_DEVICE_*")),
     }
-}
-
-/// Makes an optimizer of a fitted model for `count` tensors, whose order every step follows.
-///
-/// `fitted`, its `model` and `optimizer` must not be null; `options` may be, for the defaults; `specs` may be
-/// when `count` is 0. All inputs are copied; the model may be freed afterwards. On success `*optimizer` is a
-/// new handle that the caller frees with rfd_optimizer_destroy.
-///
-/// Any thread. For CUDA the device's primary context is used, the one of CUDA's runtime; it is bound during
-/// calls only. RFD_ERROR_INVALID_ARGUMENT names an option outside its domain, RFD_ERROR_TENSOR a tensor that
-/// is listed twice or whose group does not exist; RFD_ERROR_DEVICE says why a device can't be used,
-/// RFD_ERROR_UNSUPPORTED that the library was built without that kind.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_fitted_optimizer_create(
-    fitted: *const rfd_fitted,
-    options: *const rfd_optimizer_options,
-    specs: *const rfd_tensor_spec,
-    count: usize,
-    optimizer: *mut *mut rfd_optimizer,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (fitted, out) = unsafe { (read(fitted)?.convert(None)?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(fitted, options, specs, count)? });
-        Ok(())
-    })
-}
-
-/// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
-/// itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
-///
-/// `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
-/// rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
-/// be loaded into an optimizer of the same method only.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
-    adaptive: *const rfd_adaptive,
-    options: *const rfd_optimizer_options,
-    specs: *const rfd_tensor_spec,
-    count: usize,
-    optimizer: *mut *mut rfd_optimizer,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (adaptive, out) = unsafe { (read_or_default(adaptive)?, Out::new(optimizer, "optimizer")?) };
-        // SAFETY: the header says so of the options and the specs.
-        out.set_handle(unsafe { create(adaptive.convert()?, options, specs, count)? });
-        Ok(())
-    })
 }
 
 /// Frees an optimizer. Null does nothing. On a device it waits for the work that uses the optimizer's memory;

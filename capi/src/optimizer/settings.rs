@@ -1,10 +1,10 @@
-//! Settings that change while the optimizer lives.
+//! Settings that change while the optimizer lives; those of methods are with them.
 
 use std::ffi::c_void;
 
 use super::super::pointers::{read, shared};
-use super::super::status::{Failure, guard, rfd_status};
-use super::{rfd_fitted, rfd_group, rfd_optimizer};
+use super::super::status::{guard, rfd_status};
+use super::{rfd_group, rfd_optimizer};
 use rfdescent::optimizer::Group;
 
 /// Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
@@ -22,33 +22,6 @@ pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
         // SAFETY: null or a live handle, says the header.
         let optimizer = unsafe { shared(optimizer, "optimizer")? };
         Ok(optimizer.lock()?.optimizer.set_multiplier(multiplier, super::stream(stream))?)
-    })
-}
-
-/// Sets `inv_batch_size`, `momentum` and `group_momentum` from the next step on, in an optimizer of a fitted
-/// model. All else must be as it was when the optimizer was made; `model` may be null.
-/// RFD_ERROR_INVALID_ARGUMENT says what is not; nothing has changed then. Otherwise as
-/// rfd_optimizer_set_multiplier; on a device switching momentum on or off means that steps must be captured
-/// again.
-///
-/// `fitted` must not be null.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_set_fitted(
-    optimizer: *mut rfd_optimizer,
-    fitted: *const rfd_fitted,
-    stream: *mut c_void,
-) -> rfd_status {
-    guard(|| {
-        // SAFETY: the header says what these may point to.
-        let (optimizer, fitted) = unsafe { (shared(optimizer, "optimizer")?, read(fitted)?) };
-        let mut inner = optimizer.lock()?;
-        let method = inner.optimizer.method();
-        if method.model().is_none() {
-            return Err(Failure::invalid("method", method.name(), "must be that of a fitted model"));
-        }
-        // SAFETY: the header says so of the model and the numbers.
-        let fitted = unsafe { fitted.convert(method.model())? };
-        Ok(inner.optimizer.set_method(fitted, super::stream(stream))?)
     })
 }
 

@@ -152,11 +152,9 @@ impl Case {
         let squares: Vec<f64> = (cut(grads, &self.lengths).into_par_iter())
             .map(|grads| grads.par_iter().map(|g| g.to_f64().powi(2)).sum())
             .collect();
-        let rates = match method {
-            Method::Fitted(fitted) => {
-                vec![fitted_rate(&fitted.model, squares.iter().sum::<f64>(), report)?; squares.len()]
-            }
-            Method::Adaptive(_) => self.adaptive_rates(&squares, report)?,
+        let rates = match method.model() {
+            Some(model) => vec![fitted_rate(model, squares.iter().sum::<f64>(), report)?; squares.len()],
+            None => self.adaptive_rates(&squares, report)?,
         };
         let starts = self.lengths.iter().scan(0, |end, len| {
             *end += len;

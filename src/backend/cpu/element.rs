@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::rounding::StochasticBits;
-use crate::tensor::ParamMut;
+use crate::tensor::{ParamMut, each_param};
 
 /// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
 pub(super) const BLOCK: usize = 1024;
@@ -49,6 +49,19 @@ pub(super) trait Load<T>: Copy + Send + Sync {
     fn load<'a>(values: &'a [Self], buffer: &'a mut [T]) -> &'a [T];
 }
 
+/// A format that `G` can be read as, exactly.
+pub(super) trait Read<G>: Sized {
+    /// As [`Load::load`].
+    fn read<'a>(values: &'a [G], buffer: &'a mut [Self]) -> &'a [Self];
+}
+
+impl<T, G: Load<T>> Read<G> for T {
+    #[inline(always)]
+    fn read<'a>(values: &'a [G], buffer: &'a mut [T]) -> &'a [T] {
+        G::load(values, buffer)
+    }
+}
+
 /// A format that results in `T` can be written to.
 pub(super) trait Store<T>: Load<T> {
     /// Lets `change` work on the values as `T`, in place where the formats agree, and writes them back
@@ -61,10 +74,24 @@ pub(super) trait Store<T>: Load<T> {
     );
 }
 
+/// A format of velocities. Gradients of any format but f64 can be read as it.
+pub(super) trait State:
+    Compute + Store<Self> + Store<f64> + Read<f32> + Read<f16> + Read<bf16>
+{
+}
+impl State for f32 {}
+impl State for f64 {}
+
 /// A format of parameters.
 pub(super) trait Parameter: Store<Self::State> + Store<f64> {
     /// The format of the velocity: f64 for f64 parameters, f32 for all others.
-    type State: Compute + Store<Self::State> + Store<f64>;
+    type State: State;
+
+    /// The values as f32, rounded to nearest where they are f64.
+    fn to_f32(values: &[Self]) -> Vec<f32>;
+
+    /// Writes f32, rounded to nearest.
+    fn set_f32(values: &mut [Self], from: &[f32]);
 }
 
 macro_rules! same_format {
@@ -181,6 +208,13 @@ macro_rules! half_format {
         }
         impl Parameter for $t {
             type State = f32;
+            fn to_f32(values: &[$t]) -> Vec<f32> {
+                values.to_f32_vec()
+            }
+            #[inline(always)]
+            fn set_f32(values: &mut [$t], from: &[f32]) {
+                $narrow(from, values);
+            }
         }
     };
 }
@@ -189,10 +223,26 @@ half_format!(bf16, widen_bf16, narrow_bf16, round_bf16);
 
 impl Parameter for f32 {
     type State = f32;
+    fn to_f32(values: &[f32]) -> Vec<f32> {
+        values.to_vec()
+    }
+    #[inline(always)]
+    fn set_f32(values: &mut [f32], from: &[f32]) {
+        values.copy_from_slice(from);
+    }
 }
 
 impl Parameter for f64 {
     type State = f64;
+    fn to_f32(values: &[f64]) -> Vec<f32> {
+        values.iter().map(|&x| x as f32).collect()
+    }
+    #[inline(always)]
+    fn set_f32(values: &mut [f64], from: &[f32]) {
+        for (value, &single) in values.iter_mut().zip(from) {
+            *value = f64::from(single);
+        }
+    }
 }
 
 /// `half` converts f16 by the processor's own instructions where it has them.
@@ -203,7 +253,7 @@ fn widen_f16(from: &[f16], to: &mut [f32]) {
 
 /// Rounds f32 to f16, to nearest.
 #[inline(always)]
-pub(super) fn narrow_f16(from: &[f32], to: &mut [f16]) {
+fn narrow_f16(from: &[f32], to: &mut [f16]) {
     to.convert_from_f32_slice(from);
 }
 
@@ -218,7 +268,7 @@ fn widen_bf16(from: &[bf16], to: &mut [f32]) {
 
 /// Rounds f32 to bf16, to nearest, ties to even; a NaN becomes a quiet one.
 #[inline(always)]
-pub(super) fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
+fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
     for (to, from) in to.iter_mut().zip(from) {
         let bits = from.to_bits();
         let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -229,12 +279,7 @@ pub(super) fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
 
 /// The elements as f32, rounded to nearest where they are f64.
 pub(crate) fn to_f32(param: &ParamMut<'_>) -> Vec<f32> {
-    match param {
-        ParamMut::F32(p) => p.to_vec(),
-        ParamMut::F64(p) => p.iter().map(|&x| x as f32).collect(),
-        ParamMut::F16(p) => p.to_f32_vec(),
-        ParamMut::BF16(p) => p.to_f32_vec(),
-    }
+    each_param!(param, p => Parameter::to_f32(p))
 }
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! Sums over lists of tensors: squared gradient norms, and what norm lock needs.
 
-use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::element::{Compute, Load, Parameter, Store};
+use super::element::{Compute, Load, Parameter, Read, State, Store};
 use super::sum::{CHUNK, chunk_dot, tensor_sum};
 use super::update::{UpdateScalars, Velocity};
 use super::{SERIAL_BELOW, TASK, run};
 use crate::backend::abi::RFD_TINY_EXPONENT;
 use crate::numeric::{exponent_of, fold, power_of_two};
-use crate::tensor::{DType, GradRef, ParamMut};
+use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or
 /// so small that their squares leave the range of f64.
@@ -105,26 +104,17 @@ pub(crate) fn averaged_norms(
 
 /// ‖v‖² of a chunk of a new velocity that is stored as `V`.
 #[inline(always)]
-fn next_squares<V: Compute + Store<V> + Store<f64>>(
-    grad: GradRef<'_>,
-    velocity: Option<&[V]>,
-    scalars: &UpdateScalars,
-) -> f64
-where
-    f32: Load<V>,
-    f16: Load<V>,
-    bf16: Load<V>,
-{
+fn next_squares<V: State>(grad: GradRef<'_>, velocity: Option<&[V]>, scalars: &UpdateScalars) -> f64 {
     // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
     #[cfg_attr(debug_assertions, inline(never))]
     #[cfg_attr(not(debug_assertions), inline(always))]
-    fn with_grad<T: Compute, V: Compute + Store<T>, G: Load<T>>(
+    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G>(
         g: &[G],
         velocity: Option<&[V]>,
         scalars: &UpdateScalars,
     ) -> f64 {
         let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
-        let g = G::load(g, &mut g_buffer);
+        let g = T::read(g, &mut g_buffer);
         let mut next = [V::default(); CHUNK];
         let next = &mut next[..g.len()];
         if let Some(velocity) = velocity {
@@ -134,13 +124,12 @@ where
         let v = <V as Load<T>>::load(next, &mut v_buffer);
         chunk_dot(v, v)
     }
-    match grad {
-        GradRef::F32(g) => with_grad::<V, V, f32>(g, velocity, scalars),
-        GradRef::F16(g) => with_grad::<V, V, f16>(g, velocity, scalars),
-        GradRef::BF16(g) => with_grad::<V, V, bf16>(g, velocity, scalars),
-        GradRef::F64(g) => with_grad::<f64, V, f64>(g, velocity, scalars),
-        GradRef::Missing => 0.0,
-    }
+    each_grad!(
+        grad,
+        g => with_grad::<V, V, _>(g, velocity, scalars),
+        f64 => with_grad::<f64, V, f64>(g, velocity, scalars),
+        missing => 0.0
+    )
 }
 
 #[inline(always)]
@@ -154,21 +143,19 @@ fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
         // scale.
         if sum == 0.0 { 0.0 } else { sum * scale * scale }
     }
-    match grad {
-        GradRef::F32(g) => narrow(g, scale),
-        GradRef::F16(g) => narrow(g, scale),
-        GradRef::BF16(g) => narrow(g, scale),
-        GradRef::F64(g) if scale == 1.0 => chunk_dot(g, g),
-        GradRef::F64(g) => {
-            let mut scaled = [0.0_f64; CHUNK];
-            let scaled = &mut scaled[..g.len()];
-            for (s, g) in scaled.iter_mut().zip(g) {
-                *s = g * scale;
-            }
-            chunk_dot(scaled, scaled)
+    #[inline(always)]
+    fn wide(g: &[f64], scale: f64) -> f64 {
+        if scale == 1.0 {
+            return chunk_dot(g, g);
         }
-        GradRef::Missing => 0.0,
+        let mut scaled = [0.0_f64; CHUNK];
+        let scaled = &mut scaled[..g.len()];
+        for (s, g) in scaled.iter_mut().zip(g) {
+            *s = g * scale;
+        }
+        chunk_dot(scaled, scaled)
     }
+    each_grad!(grad, g => narrow(g, scale), f64 => wide(g, scale), missing => 0.0)
 }
 
 /// Runs `chunk(tensor, start, count)` over every chunk of every tensor, in parallel, and adds the `N` sums it
@@ -229,22 +216,16 @@ pub(crate) fn lock_sums(
         grad: GradRef<'_>,
         velocity: Option<&[P::State]>,
         scalars: &UpdateScalars,
-    ) -> LockSums
-    where
-        f32: Load<P::State>,
-        f16: Load<P::State>,
-        bf16: Load<P::State>,
-    {
-        match grad {
-            GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, scalars),
-            GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, scalars),
-            GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, scalars),
-            GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, scalars),
-            GradRef::Missing => LockSums::default(),
-        }
+    ) -> LockSums {
+        each_grad!(
+            grad,
+            g => with_grad::<P::State, P, _>(p, g, velocity, scalars),
+            f64 => with_grad::<f64, P, f64>(p, g, velocity, scalars),
+            missing => LockSums::default()
+        )
     }
 
-    fn with_grad<T: Compute, P: Parameter + Load<T>, G: Load<T>>(
+    fn with_grad<T: Compute + Read<G>, P: Parameter + Load<T>, G: Sync>(
         p: &[P],
         g: &[G],
         velocity: Option<&[P::State]>,
@@ -258,7 +239,7 @@ pub(crate) fn lock_sums(
             let (mut p_buffer, mut g_buffer, mut v_buffer) =
                 ([T::default(); CHUNK], [T::default(); CHUNK], [T::default(); CHUNK]);
             let p = P::load(&p[range.clone()], &mut p_buffer);
-            let g = G::load(&g[range.clone()], &mut g_buffer);
+            let g = T::read(&g[range.clone()], &mut g_buffer);
             let Some(velocity) = velocity else {
                 return [chunk_dot(p, p), chunk_dot(p, g), chunk_dot(g, g)];
             };
@@ -273,21 +254,17 @@ pub(crate) fn lock_sums(
         LockSums { parameter, product, direction }
     }
 
-    let single = match velocity {
-        Some(Velocity::F32(v)) => Some(&v[..]),
-        _ => None,
+    let (single, double) = match velocity {
+        None => (None, None),
+        Some(Velocity::F32(v)) => (Some(&v[..]), None),
+        Some(Velocity::F64(v)) => (None, Some(&v[..])),
     };
-    match (param, master) {
-        (_, Some(master)) => with_param(master, grad, single, scalars),
-        (ParamMut::F32(p), None) => with_param(p, grad, single, scalars),
-        (ParamMut::F16(p), None) => with_param(p, grad, single, scalars),
-        (ParamMut::BF16(p), None) => with_param(p, grad, single, scalars),
-        (ParamMut::F64(p), None) => {
-            let double = match velocity {
-                Some(Velocity::F64(v)) => Some(&v[..]),
-                _ => None,
-            };
-            with_param(p, grad, double, scalars)
-        }
+    match master {
+        Some(master) => with_param(master, grad, single, scalars),
+        None => each_param!(
+            param,
+            p => with_param(p, grad, single, scalars),
+            f64 => with_param(p, grad, double, scalars)
+        ),
     }
 }

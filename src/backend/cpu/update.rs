@@ -6,13 +6,12 @@
 //!                      p ← p·decay + v·coefficient
 //! ```
 
-use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::element::{BLOCK, Compute, Load, Parameter, Store, narrow_bf16, narrow_f16};
+use super::element::{BLOCK, Compute, Load, Parameter, Read, Store};
 use super::rounding::StochasticBits;
 use super::{SERIAL_BELOW, TASK, run};
-use crate::tensor::{DType, GradRef, ParamMut};
+use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -152,18 +151,15 @@ impl Piece<'_> {
             VelocityPart::F64(v) => (None, Some(v)),
         };
         let change = Change { scalars, stochastic };
-        match (param, master) {
-            (ParamMut::F32(p), _) => with_param(p, grad, single, &change),
-            (ParamMut::F64(p), _) => with_param(p, grad, double, &change),
-            (ParamMut::F16(p), None) => with_param(p, grad, single, &change),
-            (ParamMut::BF16(p), None) => with_param(p, grad, single, &change),
-            (ParamMut::F16(p), Some(master)) => {
+        match master {
+            None => each_param!(
+                param,
+                p => with_param(p, grad, single, &change),
+                f64 => with_param(p, grad, double, &change)
+            ),
+            Some(master) => {
                 with_param(master, grad, single, &change);
-                narrow_f16(master, p);
-            }
-            (ParamMut::BF16(p), Some(master)) => {
-                with_param(master, grad, single, &change);
-                narrow_bf16(master, p);
+                each_param!(param, p => Parameter::set_f32(p, master));
             }
         }
     }
@@ -181,23 +177,18 @@ fn with_param<P: Parameter>(
     grad: GradRef<'_>,
     velocity: Option<&mut [P::State]>,
     change: &Change,
-) where
-    f32: Load<P::State>,
-    f16: Load<P::State>,
-    bf16: Load<P::State>,
-{
-    match grad {
-        GradRef::F32(g) => with_grad::<P::State, P, f32>(p, g, velocity, change),
-        GradRef::F16(g) => with_grad::<P::State, P, f16>(p, g, velocity, change),
-        GradRef::BF16(g) => with_grad::<P::State, P, bf16>(p, g, velocity, change),
-        GradRef::F64(g) => with_grad::<f64, P, f64>(p, g, velocity, change),
-        GradRef::Missing => {}
-    }
+) {
+    each_grad!(
+        grad,
+        g => with_grad::<P::State, P, _>(p, g, velocity, change),
+        f64 => with_grad::<f64, P, f64>(p, g, velocity, change),
+        missing => ()
+    )
 }
 
 /// The update in the format `T`, block by block.
 #[inline(always)]
-fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
+fn with_grad<T: Compute + Read<G>, P: Parameter + Store<T>, G>(
     p: &mut [P],
     g: &[G],
     mut velocity: Option<&mut [P::State]>,
@@ -214,7 +205,7 @@ fn with_grad<T: Compute, P: Parameter + Store<T>, G: Load<T>>(
         let start = index * BLOCK;
         let range = start..start + p.len();
         let bits = change.stochastic.map(|bits| bits.advanced(start));
-        let g = G::load(g, &mut g_buffer);
+        let g = T::read(g, &mut g_buffer);
         match velocity.as_deref_mut() {
             None => P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
                 for (p, &g) in p.iter_mut().zip(g) {

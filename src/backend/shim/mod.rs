@@ -264,11 +264,11 @@ mod tests {
             status.outcome as u32
         };
         for instance in [Instance::F32, Instance::Generic] {
-            for family in FAMILIES {
+            for family in 0..FAMILIES.len() as u32 {
                 assert_eq!(outcome(instance, family, RFD_METHOD_FITTED), RFD_OUTCOME_ZERO_GRADIENT);
             }
             assert_eq!(outcome(instance, 99, RFD_METHOD_FITTED), RFD_OUTCOME_INVALID_OPTION);
         }
-        assert_eq!(outcome(Instance::Generic, FAMILIES[0], 99), RFD_OUTCOME_INVALID_OPTION);
+        assert_eq!(outcome(Instance::Generic, 0, 99), RFD_OUTCOME_INVALID_OPTION);
     }
 }

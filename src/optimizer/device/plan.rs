@@ -3,24 +3,17 @@
 
 use super::buffers::Buffers;
 use crate::backend::abi::{
-    RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_BF16, RFD_DTYPE_F16, RFD_DTYPE_F32, RFD_DTYPE_F64,
-    RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
+    RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_F64, RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
 };
 use crate::backend::executor::{Instance, InstanceKind};
+use crate::backend::kernels::{DTYPES, are_same};
 use crate::error::{Error, Result};
 use crate::optimizer::core::Core;
 use crate::optimizer::raw::RawTensor;
 use crate::tensor::DType;
 
-/// The number of a format in the shared structs.
-pub(super) fn dtype_code(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => RFD_DTYPE_F32,
-        DType::F64 => RFD_DTYPE_F64,
-        DType::F16 => RFD_DTYPE_F16,
-        DType::BF16 => RFD_DTYPE_BF16,
-    }
-}
+// The formats of host and kernels have the same numbers.
+const _: () = assert!(are_same(DType::NAMES, DTYPES), "src/tensor.rs and kernels/abi.h have other formats");
 
 /// Counts over a list of tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -65,7 +58,7 @@ impl Extent {
             first_chunk: self.chunks,
             first_segment: self.segments,
             group: spec.group as u16,
-            formats: (dtype_code(spec.dtype) | dtype_code(address.grad_dtype) << 4) as u8,
+            formats: (spec.dtype.number() | address.grad_dtype.number() << 4) as u8,
             flags: (counts | lock) as u8,
         };
         if address.grad != 0 {

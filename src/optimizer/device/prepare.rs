@@ -2,7 +2,7 @@
 //! changed.
 
 use super::DeviceOptimizer;
-use super::plan::{Extent, Plan, dtype_code};
+use super::plan::{Extent, Plan};
 use crate::backend::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable};
 use crate::backend::executor::{Kernel, Launch, Stream};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
         }
         RawNumber::Address { address, dtype } => {
             step.loss = check_number("loss", address, dtype)?;
-            step.loss_dtype = dtype_code(dtype);
+            step.loss_dtype = dtype.number();
         }
     }
     let optional = |name, number: RawNumber, nothing| match number.on_device(name, nothing)? {

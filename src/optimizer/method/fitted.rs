@@ -4,11 +4,10 @@ use std::collections::HashMap;
 
 use super::{Descent, History, Method, Seen, StepPlan, another_method, fixed};
 use crate::backend::abi::{
-    RFD_FAMILY_MATERN32, RFD_FAMILY_MATERN52, RFD_FAMILY_RATIONAL_QUADRATIC, RFD_FAMILY_SQUARED_EXPONENTIAL,
     RFD_METHOD_FITTED, RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
 };
 use crate::backend::executor::InstanceKind;
-use crate::backend::kernels::FAMILIES;
+use crate::backend::kernels::{FAMILIES, are_same};
 use crate::covariance::{
     Family, Model, Observation, StepMode, StepRule, TensorFactor, quantile, validate_inv_batch_size,
 };
@@ -120,7 +119,7 @@ impl Fitted {
             plateau: model.plateau(),
             beta,
             quantile: quantile(rule.conservatism),
-            family: family_number(family),
+            family: family.number(),
             mode: match rule.mode {
                 StepMode::Rfd => RFD_MODE_RFD,
                 StepMode::ARfd => RFD_MODE_A_RFD,
@@ -130,30 +129,9 @@ impl Fitted {
     }
 }
 
-/// The number of a family in the kernels.
-fn family_number(family: Family) -> u32 {
-    match family {
-        Family::SquaredExponential => RFD_FAMILY_SQUARED_EXPONENTIAL,
-        Family::RationalQuadratic { .. } => RFD_FAMILY_RATIONAL_QUADRATIC,
-        Family::Matern32 => RFD_FAMILY_MATERN32,
-        Family::Matern52 => RFD_FAMILY_MATERN52,
-    }
-}
-
-// Each family of the kernels is one of the host's.
-const _: () = {
-    let mut i = 0;
-    while i < FAMILIES.len() {
-        assert!(matches!(
-            FAMILIES[i],
-            RFD_FAMILY_SQUARED_EXPONENTIAL
-                | RFD_FAMILY_RATIONAL_QUADRATIC
-                | RFD_FAMILY_MATERN32
-                | RFD_FAMILY_MATERN52
-        ));
-        i += 1;
-    }
-};
+// The families of host and kernels have the same numbers.
+const _: () =
+    assert!(are_same(Family::NAMES, FAMILIES), "src/covariance and kernels/abi.h have other families");
 
 impl From<Model> for Fitted {
     fn from(model: Model) -> Self {

@@ -24,7 +24,7 @@ impl Names {
     /// Of a method that remembers nothing.
     pub const NONE: Self = Self { shared: &[], tensor: &[], fresh: |_| History::default() };
 
-    /// Those of two structs of numbers, by their fields.
+    /// Those of two structs of numbers, by their fields; `Nothing` is one without.
     pub fn of<S: Plain, T: Plain>(fresh: fn(tensors: usize) -> History) -> Self {
         Self { shared: S::FIELDS, tensor: T::FIELDS, fresh }
     }
@@ -54,7 +54,7 @@ impl History {
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
         let words = |numbers: &[f64]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
         let tensors = words(&self.tensors);
-        let tensors = tensors.chunks_exact(T::FIELDS.len()).map(T::from_words).collect();
+        let tensors = tensors.chunks_exact(T::FIELDS.len().max(1)).map(T::from_words).collect();
         (S::from_words(&words(&self.shared)), tensors)
     }
 }

@@ -22,8 +22,9 @@ use crate::backend::executor::InstanceKind;
 use crate::covariance::Model;
 use crate::error::{Error, Result};
 
-/// How an optimizer chooses its steps.
+/// How an optimizer chooses its steps. Later releases may add methods.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Method {
     /// Random Function Descent as published: steps from a covariance model fitted to samples.
     Fitted(Fitted),
@@ -59,7 +60,7 @@ impl Method {
     pub fn model(&self) -> Option<&Model> {
         match self {
             Method::Fitted(fitted) => Some(&fitted.model),
-            Method::Adaptive(_) => None,
+            _ => None,
         }
     }
 

@@ -86,14 +86,9 @@ fn settings(core: &Core) -> Named {
     settings.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-/// The format of a buffer of numbers of the given one.
-fn stored_as(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F32 => Dtype::F32,
-        DType::F64 => Dtype::F64,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-    }
+/// The format of the velocity of a parameter of the given one.
+fn velocity_format(dtype: DType) -> Dtype {
+    if dtype.state() == DType::F64 { Dtype::F64 } else { Dtype::F32 }
 }
 
 /// The bytes of the file.
@@ -103,7 +98,7 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
     let mut views = Vec::new();
     for (spec, buffers) in specs.iter().zip(&state.tensors) {
         let stored = [
-            ("velocity", &buffers.velocity, stored_as(spec.dtype.state())),
+            ("velocity", &buffers.velocity, velocity_format(spec.dtype)),
             ("master", &buffers.master, Dtype::F32),
         ];
         for (kind, bytes, dtype) in stored {
@@ -174,7 +169,7 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
                 present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec)).transpose()
             };
             Ok(Buffers {
-                velocity: values(velocity, entry.velocity, stored_as(spec.dtype.state()))?,
+                velocity: values(velocity, entry.velocity, velocity_format(spec.dtype))?,
                 master: values("master", entry.master, Dtype::F32)?,
             })
         })

@@ -1,4 +1,15 @@
-//! The built-in covariances by name.
+//! The built-in covariances, one file each, and their names.
+
+mod matern32;
+mod matern52;
+mod rational_quadratic;
+mod special;
+mod squared_exponential;
+
+pub use matern32::Matern32;
+pub use matern52::Matern52;
+pub use rational_quadratic::RationalQuadratic;
+pub use squared_exponential::SquaredExponential;
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +17,15 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Covariance, Matern32, Matern52, RationalQuadratic, SquaredExponential};
+use super::{Covariance, Profile, VANISHED};
 use crate::{Error, Result};
+
+/// Their numbers that the kernels have too.
+pub(crate) mod shared {
+    pub(crate) use super::matern32::SQRT_3;
+    pub(crate) use super::matern52::SQRT_5;
+    pub(crate) use super::rational_quadratic::NEWTON_ITERATIONS;
+}
 
 /// The built-in covariances (paper, appendix "Covariance models").
 ///
@@ -40,6 +58,25 @@ impl Family {
         })
     }
 }
+
+/// Gives each family the number that is its place in the list.
+macro_rules! numbers {
+    ($($family:ident),* $(,)?) => {
+        impl Family {
+            /// The names of all families, each at the place that is its number.
+            pub(crate) const NAMES: &[&str] = &[$(stringify!($family)),*];
+
+            /// Its number in the kernels.
+            pub(crate) fn number(self) -> u32 {
+                enum Number { $($family),* }
+                match self {
+                    $(Family::$family { .. } => Number::$family as u32),*
+                }
+            }
+        }
+    };
+}
+numbers!(SquaredExponential, RationalQuadratic, Matern32, Matern52);
 
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
