@@ -69,6 +69,8 @@ typedef enum RfdFamily {
 
 // The search for conservative steps (src/covariance/search.rs).
 #define RFD_POINTS_PER_E 10.0    // points of the grid per factor e
+#define RFD_FORCE_EXPONENT 512   // forces out of range are scaled by 2 to this, or to minus this
+#define RFD_SMALL_FORCE 1e-150   // both forces below are out of range
 #define RFD_MARGIN 1e-3          // the grid starts this far below the shortest length at which F can turn
 #define RFD_SHORTEST 1e-300      // no step is looked for below
 #define RFD_VANISHED 1e4         // where e^-x times a power of x is 0: capping x keeps infinity times 0 away

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "instances.cuh"
-#include "rule.cuh"
+#include "scalars.cuh"
 #include "tree.cuh"
 
 // What the threads of a block share while they decide (method.cuh): a SharedDecision and the scratch of each

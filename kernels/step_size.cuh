@@ -14,7 +14,8 @@ struct Forces {
 __device__ __forceinline__ Forces forces_of(const RfdModel& model, double loss, double grad_norm,
                                             double inv_batch_size)
 {
-    const double quarter = 0.25, up = power_of_two(512), down = power_of_two(-512), small = 1e-150;
+    const double quarter = 0.25, up = power_of_two(RFD_FORCE_EXPONENT),
+                 down = power_of_two(-RFD_FORCE_EXPONENT), small = RFD_SMALL_FORCE;
     // The signal shares of a mini-batch's loss and gradient.
     const double q = model.variance / (model.variance + model.noise_variance * inv_batch_size);
     const double p = model.grad_variance / (model.grad_variance + model.noise_grad_variance * inv_batch_size);

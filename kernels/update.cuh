@@ -24,13 +24,13 @@ __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint
 
 // How the elements of one tensor change.
 template <class I>
-struct Rule {
+struct Change {
     Factors<float> single;
     Factors<double> wide;  // of generic instances
     bool moves;            // by its velocity
 
-    Rule() = default;
-    __device__ __forceinline__ Rule(const Launch& launch, const Decision& decision, const Cursor& cursor)
+    Change() = default;
+    __device__ __forceinline__ Change(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
         const RfdTensor& tensor = cursor.tensor();
         const double scale = scale_of<I::KIND>(launch, decision, cursor.index());
@@ -94,31 +94,31 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.end - 1);
-    Rule<I> rule;
+    Change<I> change;
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
         --index;
         if (cursor.retreat(launch, index) || !known) {
-            rule = Rule<I>(launch, decision, cursor);
+            change = Change<I>(launch, decision, cursor);
             known = true;
         }
         const RfdTensor& tensor = cursor.tensor();
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
-        const uint64_t velocity = I::VELOCITY && rule.moves ? tensor.velocity : 0;
+        const uint64_t velocity = I::VELOCITY && change.moves ? tensor.velocity : 0;
         const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
         if constexpr (is_generic<I>()) {
             if (view.in_f64()) {
-                update_chunk<I, double, false>(tensor, chunk, rule.wide, rule.moves, rounding);
+                update_chunk<I, double, false>(tensor, chunk, change.wide, change.moves, rounding);
             } else {
-                update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
+                update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
             }
         } else if (is_full(chunk)) {
-            update_chunk<I, float, true>(tensor, chunk, rule.single, rule.moves, rounding);
+            update_chunk<I, float, true>(tensor, chunk, change.single, change.moves, rounding);
         } else {
-            update_chunk<I, float, false>(tensor, chunk, rule.single, rule.moves, rounding);
+            update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
         }
     }
 }

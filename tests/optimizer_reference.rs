@@ -247,6 +247,7 @@ fn stored(optimizer: &Optimizer, kind: &str) -> Vec<Option<Vec<f64>>> {
     let state = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     optimizer
         .specs()
+        .iter()
         .map(|spec| {
             let view = state.tensor(&format!("{kind}.{}", spec.name)).ok()?;
             Some(match view.dtype() {

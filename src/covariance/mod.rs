@@ -26,6 +26,7 @@ pub use rule::{NoStep, Observation, Step, StepMode, StepRule, validate_inv_batch
 pub(crate) mod shared {
     pub(crate) use super::VANISHED;
     pub(crate) use super::family::shared::*;
+    pub(crate) use super::model::{FORCE_EXPONENT, SMALL_FORCE};
     pub(crate) use super::search::{MARGIN, POINTS_PER_E, ROOT_ITERATIONS, SHORTEST};
 }
 

@@ -90,7 +90,8 @@ impl AnyOptimizer {
         matches!(self.place, Place::Device(_))
     }
 
-    /// The device's optimizer, where it is one.
+    /// The device's optimizer, where it is one: for what a device alone has, such as
+    /// [`DeviceOptimizer::set_max_blocks`].
     pub fn as_device(&mut self) -> Option<&mut DeviceOptimizer> {
         match &mut self.place {
             Place::Host(_) => None,
@@ -101,7 +102,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::set_multiplier`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::set_multiplier`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn set_multiplier(&mut self, multiplier: f64, stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream)?.set_multiplier(multiplier),
@@ -112,7 +113,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::set_max_step_size`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::set_max_step_size`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn set_max_step_size(&mut self, max_step_size: Option<f64>, stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream)?.set_max_step_size(max_step_size),
@@ -123,7 +124,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::set_group`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::set_group`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn set_group(&mut self, index: usize, group: Group, stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream)?.set_group(index, group),
@@ -134,7 +135,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::set_method`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::set_method`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn set_method(&mut self, method: impl Into<Method>, stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream)?.set_method(method),
@@ -264,7 +265,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::init_master_weights`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::init_master_weights`]; [`Error::InvalidArgument`] for a stream on the host.
     pub unsafe fn init_master_weights(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream).map(drop),
@@ -307,7 +308,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::save_state`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::save_state`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn save_state(&self, path: &Path, stream: Stream) -> Result<()> {
         crate::files::write_atomically(path, &self.state_to_bytes(stream)?)
     }
@@ -315,7 +316,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::load_state`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::load_state`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
         self.load_state_from_bytes(&crate::files::read_regular(path)?, stream)
     }
@@ -323,7 +324,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::state_to_bytes`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::state_to_bytes`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         match &self.place {
             Place::Host(host) => {
@@ -337,7 +338,7 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::load_state_from_bytes`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceOptimizer::load_state_from_bytes`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
         match &mut self.place {
             Place::Host(host) => host.alone(stream)?.load_state_from_bytes(bytes),
@@ -375,7 +376,7 @@ impl OnHost {
     unsafe fn slices<'a>(&mut self, tensors: &[RawTensor]) -> Result<(Vec<ParamMut<'a>>, Vec<GradRef<'a>>)> {
         let core: &Core = &self.optimizer;
         self.placement.check(core, tensors)?;
-        let list = || core.specs().zip(core.lens()).zip(tensors);
+        let list = || core.specs().iter().zip(core.lens()).zip(tensors);
         let params = list()
             .map(|((spec, &len), tensor)| {
                 // SAFETY: `check` has accepted address, length and format, and found that nothing else of

@@ -43,12 +43,7 @@ impl Core {
     }
 
     /// The tensors, in the order in which steps expect them.
-    pub fn specs(&self) -> impl ExactSizeIterator<Item = &TensorSpec> {
-        self.specs.iter()
-    }
-
-    /// The same as a slice.
-    pub(crate) fn spec_list(&self) -> &[TensorSpec] {
+    pub fn specs(&self) -> &[TensorSpec] {
         &self.specs
     }
 

@@ -144,7 +144,7 @@ impl Placement {
         }
         self.checked.clear();
         self.ranges.clear();
-        for ((spec, &len), tensor) in core.spec_list().iter().zip(core.lens()).zip(tensors) {
+        for ((spec, &len), tensor) in core.specs().iter().zip(core.lens()).zip(tensors) {
             let range = |what: &str, address, dtype| {
                 Range::new(address, len as u64, dtype)
                     .map_err(|problem| Error::tensor(&spec.name, format!("its {what} {problem}")))
@@ -165,7 +165,7 @@ impl Placement {
         }
         if let Some((later, earlier)) = memory::overlap(&self.ranges, |k| k % 2 == 0) {
             let what = |k: usize| if k.is_multiple_of(2) { "parameter" } else { "gradient" };
-            let name = |k: usize| &core.spec_list()[k / 2].name;
+            let name = |k: usize| &core.specs()[k / 2].name;
             let remedy = if self.ranges[later] == self.ranges[earlier] && later % 2 == 0 && earlier % 2 == 0 {
                 "list a shared parameter once, with the sum of its gradients"
             } else {

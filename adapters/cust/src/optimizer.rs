@@ -77,7 +77,7 @@ impl Optimizer {
 
     /// The addresses, if lengths and formats are those that the specs say; the library counts them.
     fn checked(&self, tensors: &[Tensor<'_>]) -> Result<Vec<RawTensor>> {
-        let mut specs = self.inner.specs();
+        let mut specs = self.inner.specs().iter();
         tensors
             .iter()
             .map(|tensor| match specs.next() {

@@ -35,7 +35,7 @@ impl Tensors<'_> {
             }
         }
         list.clear();
-        for (spec, param) in optimizer.specs().zip(self.params.iter()) {
+        for (spec, param) in optimizer.specs().iter().zip(self.params.iter()) {
             let param = param?;
             let format = self.check(spec, "parameter", &param)?;
             if format != spec.dtype {
@@ -45,7 +45,7 @@ impl Tensors<'_> {
             list.push(RawTensor::without_grad(address(param.data)));
         }
         let Some(grads) = self.grads else { return Ok(()) };
-        for ((spec, tensor), grad) in optimizer.specs().zip(list).zip(grads.iter()) {
+        for ((spec, tensor), grad) in optimizer.specs().iter().zip(list).zip(grads.iter()) {
             let grad = grad?;
             let format = self.check(spec, "gradient", &grad)?;
             *tensor = RawTensor::new(tensor.param, address(grad.data), format);

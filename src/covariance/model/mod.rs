@@ -6,7 +6,7 @@ mod step;
 use std::sync::Arc;
 
 pub use conditional::ValueAndSlope;
-pub(crate) use step::quantile;
+pub(crate) use step::{FORCE_EXPONENT, SMALL_FORCE, quantile};
 
 use super::search::{self, Noise};
 use super::{Covariance, Family, TensorFactor, anisotropy, validate_inv_batch_size};

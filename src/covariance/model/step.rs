@@ -6,6 +6,12 @@ use super::{Model, is_step};
 use crate::covariance::search::{Noise, Objective};
 use crate::covariance::{NoStep, Observation, Step, StepMode, StepRule, validate_inv_batch_size};
 
+/// Forces out of range are scaled by 2 to this, or to minus this.
+pub(crate) const FORCE_EXPONENT: u64 = 512;
+
+/// Both forces below are out of range: what follows would round them to 0.
+pub(crate) const SMALL_FORCE: f64 = 1e-150;
+
 /// What pulls a step forward and back.
 struct Forces {
     /// s·p·‖g‖, times `scale`.
@@ -65,9 +71,8 @@ impl Model {
     fn forces(&self, loss: f64, grad_norm: f64, inv_batch_size: f64) -> Forces {
         // Powers of two, so that scaling by them is exact.
         const QUARTER: f64 = 0.25;
-        const UP: f64 = f64::from_bits((1023 + 512) << 52);
-        const DOWN: f64 = f64::from_bits((1023 - 512) << 52);
-        const SMALL: f64 = 1e-150;
+        const UP: f64 = f64::from_bits((1023 + FORCE_EXPONENT) << 52);
+        const DOWN: f64 = f64::from_bits((1023 - FORCE_EXPONENT) << 52);
         let mean = self.inner.moments.mean;
         let shares = self.signal_shares(inv_batch_size);
         let at = |grad_norm: f64, gap: f64| {
@@ -83,7 +88,7 @@ impl Model {
             theta = (shares.gradient * (grad_norm * UP)) / (shares.loss * (gap * UP));
         }
         let (mut a, mut b) = at(grad_norm, gap);
-        if a.is_infinite() || (a < SMALL && b < SMALL) {
+        if a.is_infinite() || (a < SMALL_FORCE && b < SMALL_FORCE) {
             let factor = if a.is_infinite() { DOWN } else { UP };
             scale *= factor;
             (a, b) = at(grad_norm * factor, gap * factor);

@@ -31,7 +31,7 @@ impl DeviceOptimizer {
     /// Makes velocities, at rest, for those of the tensors that have none.
     pub(super) fn require_velocities(&mut self, tensors: Vec<usize>) -> Result<()> {
         let missing: Vec<usize> = tensors.into_iter().filter(|&k| self.buffers[k].velocity == 0).collect();
-        let (specs, lens) = (self.core.spec_list(), self.core.lens());
+        let (specs, lens) = (self.core.specs(), self.core.lens());
         let sizes: Vec<usize> = missing.iter().map(|&k| velocity_bytes(&specs[k], lens[k])).collect();
         for (k, address) in missing.into_iter().zip(self.allocate(&sizes)?) {
             self.buffers[k].velocity = address;
@@ -41,7 +41,7 @@ impl DeviceOptimizer {
 
     /// Makes master weights, not yet filled, for all tensors that can have some.
     pub(super) fn require_masters(&mut self) -> Result<()> {
-        let halves: Vec<usize> = (self.core.specs().enumerate())
+        let halves: Vec<usize> = (self.core.specs().iter().enumerate())
             .filter(|(_, spec)| spec.dtype.is_half())
             .map(|(k, _)| k)
             .collect();
@@ -73,7 +73,7 @@ impl DeviceOptimizer {
     /// Brings a velocity to rest.
     pub(super) fn clear_velocity(&self, tensor: usize, stream: Stream) -> Result<()> {
         let address = self.buffers[tensor].velocity;
-        let bytes = velocity_bytes(&self.core.spec_list()[tensor], self.core.lens()[tensor]);
+        let bytes = velocity_bytes(&self.core.specs()[tensor], self.core.lens()[tensor]);
         if address == 0 || bytes == 0 {
             return Ok(());
         }

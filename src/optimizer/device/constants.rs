@@ -9,6 +9,8 @@ const _: () = assert!(
         && shared::SQRT_5 == abi::RFD_SQRT_5
         && shared::NEWTON_ITERATIONS == abi::RFD_NEWTON_ITERATIONS as usize
         && shared::POINTS_PER_E == abi::RFD_POINTS_PER_E
+        && shared::FORCE_EXPONENT == abi::RFD_FORCE_EXPONENT as u64
+        && shared::SMALL_FORCE == abi::RFD_SMALL_FORCE
         && shared::MARGIN == abi::RFD_MARGIN
         && shared::SHORTEST == abi::RFD_SHORTEST
         && shared::VANISHED == abi::RFD_VANISHED

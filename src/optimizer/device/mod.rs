@@ -211,7 +211,7 @@ impl DeviceOptimizer {
         let method = method.into();
         self.core.check_method(&method)?;
         let (mut moving, mut resting) = (Vec::new(), Vec::new());
-        for (k, spec) in self.core.specs().enumerate() {
+        for (k, spec) in self.core.specs().iter().enumerate() {
             let before = self.core.velocity_decay_of(k) > 0.0;
             let after = method.descent().velocity_decay(spec.group) > 0.0;
             if after && !before {

@@ -35,7 +35,7 @@ impl Extent {
     /// That of all tensors, as if each had a gradient: no step has more.
     pub fn of_all(core: &Core) -> Result<Self> {
         let mut extent = Self::default();
-        for (spec, &len) in core.specs().zip(core.lens()) {
+        for (spec, &len) in core.specs().iter().zip(core.lens()) {
             extent.add(len as u64).ok_or_else(|| {
                 Error::tensor(&spec.name, "with it the list has 2^32 segments of 2^20 elements or more")
             })?;
@@ -45,7 +45,7 @@ impl Extent {
 
     /// A tensor behind those there are, as the kernels see it.
     pub fn place(&mut self, core: &Core, index: usize, buffers: &Buffers, address: &RawTensor) -> RfdTensor {
-        let (spec, len) = (&core.spec_list()[index], core.lens()[index] as u64);
+        let (spec, len) = (&core.specs()[index], core.lens()[index] as u64);
         let counts = if spec.counts_in_norm { RFD_TENSOR_COUNTS } else { 0 };
         let lock = if core.group_of(index).norm_lock && len > 1 { RFD_TENSOR_LOCK } else { 0 };
         let tensor = RfdTensor {

@@ -36,7 +36,7 @@ impl DeviceOptimizer {
     /// [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         let (applied_steps, skipped_steps) = self.control.read_counts(stream)?;
-        let tensors = (self.core.specs().zip(self.core.lens()).zip(&self.buffers).enumerate())
+        let tensors = (self.core.specs().iter().zip(self.core.lens()).zip(&self.buffers).enumerate())
             .map(|(k, ((spec, &len), buffers))| {
                 let read = |present: bool, address: u64, bytes: usize| {
                     present.then(|| self.read(address, bytes, stream)).transpose()

@@ -185,7 +185,7 @@ impl Optimizer {
         if !self.core.method().descent().sums_directions() {
             return (cpu::squared_norms(grads), None);
         }
-        let velocities: Vec<_> = (self.core.specs().zip(&self.buffers).enumerate())
+        let velocities: Vec<_> = (self.core.specs().iter().zip(&self.buffers).enumerate())
             .map(|(tensor, (spec, buffers))| cpu::Moving {
                 dtype: spec.dtype,
                 velocity: buffers.velocity.as_ref(),
@@ -258,7 +258,7 @@ impl Optimizer {
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
     fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
         let counted = |weight: fn(&Group) -> f64| {
-            let terms: Vec<f64> = (self.core.specs().zip(&norms.squares).enumerate())
+            let terms: Vec<f64> = (self.core.specs().iter().zip(&norms.squares).enumerate())
                 .map(|(tensor, (spec, &square))| match spec.counts_in_norm {
                     true => weight(self.core.group_of(tensor)) * square,
                     false => 0.0,
@@ -288,7 +288,7 @@ impl Optimizer {
         let Self { core, buffers, .. } = self;
         let options = core.options();
         let mut updates = Vec::with_capacity(params.len());
-        let tensors = core.specs().zip(buffers).zip(params).zip(grads).enumerate();
+        let tensors = core.specs().iter().zip(buffers).zip(params).zip(grads).enumerate();
         for (index, (((spec, buffers), param), &grad)) in tensors {
             if matches!(grad, GradRef::Missing) {
                 continue;
@@ -360,7 +360,7 @@ impl Optimizer {
             return Err(Error::invalid("grad_scale", input.grad_scale, expected));
         }
         self.core.check_count("params", params.len())?;
-        for ((spec, len), param) in self.core.specs().zip(self.core.lens()).zip(params) {
+        for ((spec, len), param) in self.core.specs().iter().zip(self.core.lens()).zip(params) {
             if param.dtype() != spec.dtype {
                 let problem = format!("was described as {} but is {}", spec.dtype, param.dtype());
                 return Err(Error::tensor(&spec.name, problem));
@@ -375,7 +375,7 @@ impl Optimizer {
 
     fn check_grads(&self, grads: &[GradRef<'_>]) -> Result<()> {
         self.core.check_count("grads", grads.len())?;
-        for ((spec, own), grad) in self.core.specs().zip(self.core.lens()).zip(grads) {
+        for ((spec, own), grad) in self.core.specs().iter().zip(self.core.lens()).zip(grads) {
             if let Some(len) = grad.len()
                 && len != *own
             {

@@ -57,7 +57,7 @@ impl Optimizer {
     /// in name, shape or format, or which option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let state = state::read(bytes, &self.core)?;
-        for ((spec, own), saved) in self.core.specs().zip(&mut self.buffers).zip(state.tensors) {
+        for ((spec, own), saved) in self.core.specs().iter().zip(&mut self.buffers).zip(state.tensors) {
             own.velocity = saved.velocity.map(|bytes| match spec.dtype.state() {
                 DType::F64 => {
                     Velocity::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())

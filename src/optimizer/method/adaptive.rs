@@ -195,7 +195,7 @@ impl Descent for Adaptive {
             loss_rest: before.loss_rest * beta,
             ..trust::observe(&before, input.loss)
         };
-        let tensors: Vec<Tensor<'_>> = (core.spec_list().iter().zip(core.lens()))
+        let tensors: Vec<Tensor<'_>> = (core.specs().iter().zip(core.lens()))
             .zip(seen.tensors.iter().zip(&tensors_before))
             .map(|((spec, &len), (&sums, before))| Tensor {
                 group: &core.options().groups[spec.group],

@@ -93,7 +93,7 @@ fn velocity_format(dtype: DType) -> Dtype {
 
 /// The bytes of the file.
 pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
-    let specs = core.spec_list();
+    let specs = core.specs();
     let names = core.method().descent().names();
     let mut views = Vec::new();
     for (spec, buffers) in specs.iter().zip(&state.tensors) {
@@ -136,7 +136,7 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
 /// Reads a file that [`write`] made for the same tensors in any order, with the same method and options that
 /// keep the same buffers; also one of version 1.
 pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> {
-    let specs = core.spec_list();
+    let specs = core.specs();
     let damaged = |e: safetensors::SafeTensorError| {
         Error::State(format!("is not a whole safetensors file ({e}); save it again"))
     };
@@ -260,7 +260,7 @@ fn listed(names: &[&str]) -> String {
 
 /// An error if a tensor has another shape or format, or a buffer that the options have no use for.
 fn compare(saved: &Entry, core: &Core, tensor: usize) -> Result<()> {
-    let spec = &core.spec_list()[tensor];
+    let spec = &core.specs()[tensor];
     let name = &spec.name;
     if (&saved.shape, saved.dtype) != (&spec.shape, spec.dtype) {
         return Err(Error::State(format!(

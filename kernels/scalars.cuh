@@ -1,4 +1,4 @@
-// The scalars of a tensor's update and the rule itself (docs/summation.md, sections 3 and 4).
+// The scalars of a tensor's update, and how an element changes (docs/summation.md, sections 3 and 4).
 #pragma once
 
 #include "partition.cuh"
