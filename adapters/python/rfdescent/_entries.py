@@ -56,7 +56,8 @@ def _names(kind: str, key: Any) -> Sequence[str] | None:
     if key == kind:
         return _FIRST_RELEASE[kind]
     if isinstance(key, str) and key.startswith(f"{kind}(") and key.endswith(")"):
-        return key[len(kind) + 1 : -1].split(",")
+        # Of none, where a method remembers only what all tensors share.
+        return list(filter(None, key[len(kind) + 1 : -1].split(",")))
     return None
 
 

@@ -60,7 +60,7 @@ def unpack(data: Any, names: Sequence[str]) -> State:
 
     history = None
     if "history" in metadata:
-        history = History(metadata["history"], [tensor["history"] for tensor in metadata["tensors"]])
+        history = History(metadata["history"], [tensor.get("history", {}) for tensor in metadata["tensors"]])
     return State(
         metadata["applied_steps"],
         metadata["skipped_steps"],
