@@ -4,6 +4,7 @@
 //! status and a message; `pointers` checks what C passes. Outputs are written last, so only on success. Paths
 //! between the files are relative, as `fuzz/` compiles them as a module of its own.
 #![allow(non_camel_case_types)] // the names that C sees
+#![allow(clippy::missing_safety_doc)] // their comments are the header's, which says what pointers may point to
 
 mod abi_version;
 mod auto_fit;

@@ -165,9 +165,11 @@ macro_rules! versioned {
         unsafe impl Versioned for $name {
             const NAME: &'static str = stringify!($name);
             const SIZES: &'static [usize] = &[size_of::<Self>()];
-            // SAFETY: every bit pattern is a valid value.
-            const DEFAULT: Self =
-                Self { size: size_of::<Self>(), $($field: $value,)* ..unsafe { std::mem::zeroed() } };
+            const DEFAULT: Self = {
+                // SAFETY: every bit pattern is a valid value, as said above.
+                let zeroed: Self = unsafe { std::mem::zeroed() };
+                Self { size: size_of::<Self>(), $($field: $value,)* ..zeroed }
+            };
         }
     };
 }

@@ -148,3 +148,23 @@ fn the_shared_library_exports_the_listed_functions_only() {
         "the soname is not {soname}"
     );
 }
+
+/// The fuzz target compiles these files as a module of its own.
+#[test]
+fn the_sources_can_be_a_module() {
+    let mut folders = vec![root().join("capi/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let at = text
+                .lines()
+                .position(|line| !line.trim_start().starts_with("//") && line.contains("crate::"));
+            assert!(at.is_none(), "{}: line {}: say `super::`", path.display(), at.unwrap_or(0) + 1);
+        }
+    }
+}

@@ -1,12 +1,13 @@
 //! The optimizer: decides how far to go, and lets a backend do it.
 //!
 //! A step is three things: the backend sums ‖g_k‖² of every tensor (with the adaptive method also the squared
-//! norms of the averaged gradients), the [`method`] turns sums and loss into a step size and each tensor's
+//! norms of the averaged gradients), the [`Method`] turns sums and loss into a step size and each tensor's
 //! scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no velocity and no
 //! count of applied steps.
 //!
-//! [`core`] is what all optimizers have in common, [`host`] and [`device`] are what differs with the place of
-//! the tensors, and [`any`] is either, for front ends. What differs by method stands in [`method`] alone.
+//! [`Core`] is what all optimizers have in common, [`Optimizer`] and [`DeviceOptimizer`] are what differs with
+//! the place of the tensors, and [`AnyOptimizer`] is either, for front ends. What differs by method stands in
+//! the folder `method/` alone.
 
 mod any;
 pub(crate) mod core;

@@ -175,6 +175,7 @@ pub unsafe extern "C" fn rfd_optimizer_init_master_weights(
         tensors.locate(optimizer, scratch)?;
         // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the
         // memory is there.
-        Ok(unsafe { optimizer.init_master_weights(scratch, super::stream(stream))? })
+        unsafe { optimizer.init_master_weights(scratch, super::stream(stream))? };
+        Ok(())
     })
 }
