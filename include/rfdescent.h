@@ -134,7 +134,8 @@
 #define RFD_OUTCOME_FOUND_INF 2
 
 /**
- * Skipped: the loss is NaN or infinite.
+ * Skipped: the loss is NaN or infinite. NaN it is too where a program forgot to set it after
+ * rfd_step_input_init.
  */
 #define RFD_OUTCOME_NON_FINITE_LOSS 3
 
@@ -197,7 +198,7 @@ typedef struct rfd_statistics rfd_statistics;
  * What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else;
  * later releases may add some, so treat what you do not know as an error.
  */
-typedef int32_t rfd_status;
+typedef uint32_t rfd_status;
 
 /**
  * Mean and variances of the cost and of its mini-batch noise.
@@ -383,7 +384,8 @@ typedef int32_t (*rfd_progress_callback)(void *user_data, const struct rfd_progr
  * can be waited for once.
  *
  * Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
- * it returns another number than 0 to end the run.
+ * it returns another number than 0 to end the run. More than `count` end the run with RFD_ERROR_CALLBACK, and
+ * none of them counts.
  */
 typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t count,
@@ -658,7 +660,8 @@ typedef struct rfd_step_input {
     size_t size;
     /**
      * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
-     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there. Has to be set: NaN
+     * from rfd_step_input_init on, with which steps are skipped.
      */
     double loss;
     /**
@@ -823,10 +826,10 @@ void rfd_buffer_destroy(struct rfd_buffer *buffer);
 /**
  * Makes a model from moments.
  *
- * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or
- * "matern:2.5". No pointer may be null; both inputs are copied. On success `*model` is a new handle that the
- * caller frees with rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is
- * outside its domain.
+ * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"; BETA is 1 when left
+ * out with its colon), "matern:1.5" or "matern:2.5". No pointer may be null; both inputs are copied. On success
+ * `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
+ * RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
  */
 rfd_status rfd_model_create(const char *covariance,
                             const struct rfd_moments *moments,
@@ -1438,11 +1441,13 @@ rfd_status rfd_group_init(struct rfd_group *group, size_t size);
 rfd_status rfd_optimizer_options_init(struct rfd_optimizer_options *options, size_t size);
 
 /**
- * Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+ * Sets all scalars of a step to their defaults but `loss`, which is NaN and has to be set; `size` is
+ * sizeof(rfd_step_input).
  *
  * `input` must not be null. Any thread.
  */
-rfd_status rfd_step_input_init(struct rfd_step_input *input, size_t size);
+rfd_status rfd_step_input_init(struct rfd_step_input *input,
+                               size_t size);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -53,7 +53,7 @@ fn build(stage: &Path, name: &str, sources: &[&str]) -> Option<PathBuf> {
     for (compiler, standard, sources) in [(&cc, "-std=c11", c), (&linker, "-std=c++17", cpp)] {
         for source in sources {
             let object = stage.join(format!("{name}-{}.o", source.replace('/', "-")));
-            let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+            let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"];
             run(Command::new(compiler)
                 .args(["-O1", standard, "-c", "-ffp-contract=off"])
                 .args(warnings)
@@ -89,6 +89,16 @@ fn every_function_has_a_test_in_c() {
         + &std::fs::read_to_string(root().join("capi/tests/c/check.h")).unwrap();
     for name in std::fs::read_to_string(root().join("capi/tests/exported.txt")).unwrap().lines() {
         assert!(tests.contains(&format!("{name}(")), "{name} occurs in no test of capi/tests/c");
+    }
+}
+
+#[test]
+fn every_function_is_in_the_wrapper() {
+    let wrapper = std::fs::read_to_string(root().join("include/rfdescent.hpp")).unwrap();
+    let words: std::collections::HashSet<&str> =
+        wrapper.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    for name in std::fs::read_to_string(root().join("capi/tests/exported.txt")).unwrap().lines() {
+        assert!(words.contains(name), "{name} is not in rfdescent.hpp");
     }
 }
 

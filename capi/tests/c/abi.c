@@ -63,6 +63,10 @@ static void models(void) {
     CHECK(model == (rfd_model *)&m);
 
     m = moments();
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "must be a number", rfd_model_create("rq:", &m, &model));
+    OK(rfd_model_create("rq", &m, &model));
+    CHECK(!strcmp(rfd_model_covariance(model), "rational_quadratic:1.0"));
+    rfd_model_destroy(model);
     OK(rfd_model_create("rq:2", &m, &model));
     CHECK(!strcmp(rfd_model_covariance(model), "rational_quadratic:2.0"));
     CHECK(!strcmp(rfd_model_covariance(NULL), ""));
@@ -312,6 +316,7 @@ static void estimation(void) {
 typedef struct {
     int samples, reports;
     int fail_at, stop_at, forget_at; /* the callback fails, stops, or writes no loss at this call */
+    int exaggerate;                  /* it claims to have evaluated more than it was given */
 } user_t;
 
 static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, double *loss, double *sq_grad_norm) {
@@ -328,15 +333,18 @@ static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, doubl
     return 0;
 }
 
-static int32_t sample_many(void *user_data, size_t count, const uint64_t *batch_sizes, const uint64_t *seeds, double *losses,
-                           double *sq_grad_norms, size_t *done) {
+static int32_t sample_many(void *user_data, size_t count, const uint64_t *sizes, const uint64_t *seeds, double *values,
+                           double *norms, size_t *done) {
     CHECK(count >= 1 && count <= 16 && *done == 0);
     for (size_t i = 0; i < count; i++) {
-        int32_t code = sample(user_data, batch_sizes[i], seeds[i], &losses[i], &sq_grad_norms[i]);
+        int32_t code = sample(user_data, sizes[i], seeds[i], &values[i], &norms[i]);
         if (code != 0) {
             return code;
         }
         *done = i + 1;
+    }
+    if (((user_t *)user_data)->exaggerate) {
+        *done = count + 1;
     }
     return 0;
 }
@@ -403,6 +411,10 @@ static void auto_fit(void) {
     OK(rfd_auto_fit_many(&options, 1000, 16, sample_many, NULL, &rest, &resumed, NULL, NULL));
     CHECK(rest.samples == user.samples - 59 && resumed.batches == fit.batches);
     CHECK(fabs(resumed.variance / fit.variance - 1) < 1e-9);
+    options.cache = NULL;
+    user_t exaggerating = {.exaggerate = 1};
+    FAILS(RFD_ERROR_CALLBACK, "*done = 17, but was given count = 16",
+          rfd_auto_fit_many(&options, 1000, 16, sample_many, NULL, &exaggerating, &resumed, NULL, NULL));
     FAILS(RFD_ERROR_NULL, "sample", rfd_auto_fit_many(NULL, 1000, 16, NULL, NULL, NULL, &resumed, NULL, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "most_at_once",
           rfd_auto_fit_many(NULL, 1000, 0, sample_many, NULL, &rest, &resumed, NULL, NULL));
@@ -690,6 +702,20 @@ static void steps(void) {
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_wait_report(optimizer, NULL, &status));
     FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_step_input_init(NULL, sizeof scalars));
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_input", rfd_step_input_init(&scalars, 1));
+
+    /* A loss that was forgotten is named by the report, whatever the method. */
+    rfd_optimizer *adaptive = NULL;
+    OK(rfd_adaptive_optimizer_create(NULL, NULL, specs, 3, &adaptive));
+    OK(rfd_step_input_init(&scalars, sizeof scalars));
+    CHECK(isnan(scalars.loss) && scalars.grad_scale == 1 && scalars.found_inf == 0);
+    memcpy(before, memory.f, sizeof before);
+    report.outcome = RFD_OUTCOME_NONE;
+    OK(STEP());
+    CHECK(report.outcome == RFD_OUTCOME_NON_FINITE_LOSS);
+    OK(rfd_optimizer_step(adaptive, params, grads, 3, &scalars, NULL, &report));
+    CHECK(report.outcome == RFD_OUTCOME_NON_FINITE_LOSS && report.skipped_steps == 1);
+    CHECK(!memcmp(before, memory.f, sizeof before));
+    rfd_optimizer_destroy(adaptive);
     rfd_optimizer_destroy(optimizer);
 
     /* No tensors at all. */

@@ -31,7 +31,7 @@ struct thrown {
     int value;
 };
 
-static void callbacks() {
+static void estimation(const std::string &folder) {
     auto options = rfd::auto_fit_options();
     int calls = 0, reports = 0;
     // Exceptions of any type pass through, and the library works after them.
@@ -73,6 +73,66 @@ static void callbacks() {
     CHECK(status_of([&] { twice.push(NAN, 4, 20); }) == RFD_ERROR_INVALID_ARGUMENT);
     CHECK(status_of([&] { twice.push_csv("nowhere"); }) == RFD_ERROR_IO);
     CHECK(status_of([&] { rfd::fit_csv("nowhere"); }) == RFD_ERROR_IO);
+
+    // Many at once: the same samples. What was drawn before an exception counts, too many are refused.
+    const auto sample_many = [](const std::vector<rfd::batch_request> &requests, std::vector<rfd::batch_sample> &drawn) {
+        CHECK(!requests.empty() && requests.size() <= 16 && drawn.empty());
+        for (const auto &request : requests) {
+            drawn.push_back(sample(request.batch_size, request.seed));
+        }
+    };
+    int seen = 0;
+    const auto many = rfd::auto_fit_many(options, 1000, 16, sample_many, [&](const rfd_progress &) { return ++seen > 0; });
+    CHECK(many.fit.batches == fitted.fit.batches && many.fit.mean == fitted.fit.mean && seen > 1);
+    const std::string cache = folder + "/cache.csv";
+    options.cache = cache.c_str();
+    try {
+        rfd::auto_fit_many(options, 1000, 16, [&](const auto &requests, auto &drawn) {
+            sample_many(requests, drawn);
+            drawn.resize(3);
+            throw thrown{8};
+        });
+        CHECK(false);
+    } catch (const thrown &caught) {
+        CHECK(caught.value == 8);
+    }
+    rfd::statistics kept;
+    kept.push_csv(cache);
+    CHECK(kept.batches() == 3);
+    options.cache = nullptr;
+    CHECK(status_of([&] {
+              rfd::auto_fit_many(options, 1000, 16, [&](const auto &requests, auto &drawn) {
+                  sample_many(requests, drawn);
+                  drawn.push_back({1, 1});
+              });
+          }) == RFD_ERROR_CALLBACK);
+    CHECK(status_of([&] {
+              rfd::auto_fit_many(options, 1000, 16, sample_many, [](const rfd_progress &) { return false; });
+          }) == RFD_ERROR_STOPPED);
+    CHECK(status_of([&] { rfd::auto_fit_many(options, 1000, 16, {}); }) == RFD_ERROR_NULL);
+    CHECK(status_of([&] { rfd::auto_fit_many(options, 1000, 0, sample_many); }) == RFD_ERROR_INVALID_ARGUMENT);
+
+    // From arrays.
+    std::vector<double> losses, squares;
+    std::vector<std::uint64_t> sizes;
+    for (std::uint64_t i = 0; i < 200; i++) {
+        sizes.push_back(i % 2 == 0 ? 20 : 200);
+        const auto drawn = sample(sizes.back(), i * 0x9E3779B97F4A7C15);
+        losses.push_back(drawn.loss);
+        squares.push_back(drawn.sq_grad_norm);
+    }
+    const rfd_fit fit = rfd::fit_array(losses, squares, sizes);
+    rfd::statistics pushed;
+    pushed.push_array(losses, squares, sizes);
+    CHECK(pushed.fit().variance == fit.variance && fit.batches == 200);
+    CHECK(rfd::fit_further_examples(fit, 10) == 0 && rfd::fit_further_examples(fit, 1e-4) > 1000);
+    squares.pop_back();
+    CHECK(status_of([&] { rfd::fit_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    squares.push_back(-1);
+    CHECK(status_of([&] { pushed.push_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    sizes.pop_back();
+    CHECK(status_of([&] { pushed.push_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(pushed.batches() == 200);
 
     const rfd::design design(0.05, 1.0, 20, 0, RFD_DESIGN_C_OPTIMAL);
     const auto points = design.points();
@@ -144,6 +204,7 @@ static void adaptive_steps() {
     double b = 1, b_gradient = 2;
     const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 2), rfd::host_tensor(&b, 1)};
     const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 2), rfd::host_tensor(&b_gradient, 1)};
+    CHECK(optimizer.step(params, grads, rfd::step_input()).outcome == RFD_OUTCOME_NON_FINITE_LOSS);
     CHECK(optimizer.step(params, grads, rfd::step_input(0.5)).outcome == RFD_OUTCOME_LOSS_BELOW_BOUND);
     CHECK(optimizer.step(params, grads, rfd::step_input(2)).outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
     CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
@@ -157,7 +218,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     rfd::check_abi();
-    callbacks();
+    CHECK(rfd::version().size() >= 5 && rfd::status_string(RFD_ERROR_TENSOR) == "RFD_ERROR_TENSOR");
+    estimation(argv[1]);
     models_and_steps(argv[1]);
     adaptive_steps();
     std::printf("%d checks passed\n", checks);
