@@ -47,6 +47,9 @@ inline void check(rfd_status status) {
     }
 }
 
+/// Sets how many threads the library works with; before the first step.
+inline void set_threads(std::uint32_t count) { check(rfd_set_threads(count)); }
+
 /// Throws if the library's ABI is not the one of this header.
 inline void check_abi() {
     if (rfd_abi_version() != RFD_ABI_VERSION) {
@@ -128,8 +131,8 @@ inline rfd_adaptive adaptive() {
     return settings;
 }
 
-/// The scalars of a step with their defaults. Where no loss is given it is NaN, so that a step that finds none
-/// is skipped.
+/// The scalars of a step with their defaults. Where no loss is given it is NaN, so that a step that finds
+/// none is skipped.
 inline rfd_step_input step_input(double loss = std::numeric_limits<double>::quiet_NaN()) {
     rfd_step_input input;
     check(rfd_step_input_init(&input, sizeof input));
@@ -491,15 +494,21 @@ struct tensor_spec {
     std::uint64_t offset = 0;
 };
 
+/// The format of float or double.
+template <class T>
+constexpr std::uint32_t dtype_of() {
+    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
+                  "say the dtype yourself for half formats");
+    return std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+}
+
 /// A tensor in the process's memory.
 template <class T>
 rfd_tensor host_tensor(T *data, std::size_t count) {
-    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
-                  "set dtype yourself for half formats");
     auto tensor = detail::sized<rfd_tensor>();
     tensor.data = const_cast<std::remove_const_t<T> *>(data);
     tensor.count = count;
-    tensor.dtype = std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+    tensor.dtype = dtype_of<T>();
     return tensor;
 }
 
@@ -543,6 +552,44 @@ public:
                  const rfd_step_input &input) {
         same_length(params, grads);
         check(rfd_optimizer_step(get(), params.data(), grads.data(), params.size(), &input, stream, nullptr));
+    }
+
+    /// A step on the CPU over all tensors one after the other in two arrays.
+    template <class T>
+    rfd_step_report step_flat(T *params, const T *grads, std::size_t count, const rfd_step_input &input) {
+        return step_flat(params, grads, count, dtype_of<T>(), input);
+    }
+
+    /// The same for arrays of any format.
+    rfd_step_report step_flat(void *params, const void *grads, std::size_t count, std::uint32_t dtype,
+                              const rfd_step_input &input) {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_step_flat(get(), params, grads, count, dtype, &input, nullptr, &report));
+        return report;
+    }
+
+    /// Queues such a step on a device.
+    void step_flat_on(void *stream, void *params, const void *grads, std::size_t count, std::uint32_t dtype,
+                      const rfd_step_input &input) {
+        check(rfd_optimizer_step_flat(get(), params, grads, count, dtype, &input, stream, nullptr));
+    }
+
+    /// Takes a copy of one tensor's gradient, added to what was given of it before, for finish. CPU only.
+    template <class T>
+    void give_gradient(std::size_t index, const T *grad, std::size_t count) {
+        give_gradient(index, grad, count, dtype_of<T>());
+    }
+
+    /// The same for a gradient of any format.
+    void give_gradient(std::size_t index, const void *grad, std::size_t count, std::uint32_t dtype) {
+        check(rfd_optimizer_give_gradient(get(), index, grad, count, dtype));
+    }
+
+    /// A step on the CPU with the gradients that were given.
+    rfd_step_report finish(const std::vector<rfd_tensor> &params, const rfd_step_input &input) {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_finish(get(), params.data(), params.size(), &input, &report));
+        return report;
     }
 
     /// First half of a step in sharded training: two numbers, where the tensors are.

@@ -32,8 +32,8 @@ pub type rfd_sample_callback = Option<
 /// can be waited for once.
 ///
 /// Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
-/// it returns another number than 0 to end the run. More than `count` end the run with RFD_ERROR_CALLBACK, and
-/// none of them counts.
+/// it returns another number than 0 to end the run. More than `count` end the run with RFD_ERROR_CALLBACK,
+/// and none of them counts.
 pub type rfd_sample_many_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,

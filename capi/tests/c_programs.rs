@@ -151,10 +151,22 @@ fn examples_take_the_steps_of_the_rust_interface() {
         let expected = model.step(&observation, &StepRule::default()).unwrap().step_size;
         assert_eq!(expected.to_bits(), step_size.to_bits(), "{line}");
     }
-    for output in [&output, &run(Command::new(&program).arg("--adaptive"))] {
+    let adaptive = run(Command::new(&program).args(["--adaptive", "--trace"]));
+    for output in [&output, &adaptive] {
         let accuracy: f64 =
             output.trim_end().rsplit("accuracy ").next().unwrap().trim_end_matches(" %").parse().unwrap();
         assert!(accuracy > 85.0, "the example does not learn:\n{output}");
+    }
+
+    // Over one array, and tensor by tensor.
+    let traced = |output: &str| -> Vec<String> {
+        output.lines().filter(|line| line.starts_with("step ")).map(str::to_string).collect()
+    };
+    assert_eq!(traced(&adaptive).len(), steps.len());
+    for (name, source) in [("flat", "examples/c/flat.c"), ("per_tensor", "examples/c/per_tensor.c")] {
+        let program = build(stage.path(), name, &[&network[..], &[source]].concat()).unwrap();
+        let output = run(Command::new(program).arg("--trace"));
+        assert_eq!(traced(&output), traced(&adaptive), "{name} and train --adaptive differ");
     }
 
     let sources = [&network[..], &["examples/cpp/train.cpp"]].concat();

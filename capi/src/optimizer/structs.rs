@@ -155,9 +155,9 @@ versioned!(rfd_optimizer_options { multiplier: 1.0, max_step_size: f64::INFINITY
 pub struct rfd_step_input {
     /// sizeof(rfd_step_input).
     pub size: usize,
-    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
-    /// of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there. Has to be set: NaN
-    /// from rfd_step_input_init on, with which steps are skipped.
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the
+    /// mean of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there. Has to be
+    /// set: NaN from rfd_step_input_init on, with which steps are skipped.
     pub loss: f64,
     /// S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
     pub grad_scale: f64,

@@ -212,15 +212,45 @@ static void adaptive_steps() {
     CHECK(status_of([&] { rfd::optimizer(adaptive, options, {}); }) == RFD_ERROR_INVALID_ARGUMENT);
 }
 
+/* One array and tensor by tensor: the steps of the whole form. */
+static void other_forms() {
+    const auto options = rfd::optimizer_options();
+    const std::vector<rfd::tensor_spec> specs{{"w", {2, 2}}, {"b", {3}}};
+    rfd::optimizer whole(rfd::adaptive(), options, specs), flat(rfd::adaptive(), options, specs),
+        by_tensor(rfd::adaptive(), options, specs);
+    std::vector<float> p{1, 2, 3, 4, 5, 6, 7}, p2 = p, p3 = p, g{1, -1, 2, 0, 3, 1, -2};
+    for (int i = 0; i < 5; i++) {
+        const auto input = rfd::step_input(3 - 0.1 * i);
+        const auto report = whole.step({rfd::host_tensor(p.data(), 4), rfd::host_tensor(&p[4], 3)},
+                                       {rfd::host_tensor(g.data(), 4), rfd::host_tensor(&g[4], 3)}, input);
+        const std::vector<float> &only_read = g;
+        CHECK(flat.step_flat(p2.data(), only_read.data(), 7, input).step_size == report.step_size && p2 == p);
+        by_tensor.give_gradient(1, &only_read[4], 3);
+        by_tensor.give_gradient(0, only_read.data(), 4, RFD_DTYPE_F32);
+        CHECK(by_tensor.finish({rfd::host_tensor(p3.data(), 4), rfd::host_tensor(&p3[4], 3)}, input).step_size ==
+                  report.step_size &&
+              p3 == p);
+        g[static_cast<std::size_t>(i)] += 0.5f;
+    }
+    CHECK(status_of([&] { flat.step_flat(p2.data(), g.data(), 6, rfd::step_input(1)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { flat.step_flat_on(&p, p2.data(), g.data(), 7, RFD_DTYPE_F32, rfd::step_input(1)); }) ==
+          RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { by_tensor.finish({}, rfd::step_input(1)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { by_tensor.give_gradient(2, g.data(), 4); }) == RFD_ERROR_INVALID_ARGUMENT);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) {
         std::fprintf(stderr, "usage: %s FOLDER\n", argv[0]);
         return 2;
     }
     rfd::check_abi();
+    rfd::set_threads(1);
+    CHECK(status_of([&] { rfd::set_threads(2); }) == RFD_ERROR_INVALID_ARGUMENT);
     CHECK(rfd::version().size() >= 5 && rfd::status_string(RFD_ERROR_TENSOR) == "RFD_ERROR_TENSOR");
     estimation(argv[1]);
     models_and_steps(argv[1]);
     adaptive_steps();
+    other_forms();
     std::printf("%d checks passed\n", checks);
 }
