@@ -174,7 +174,8 @@ pub unsafe extern "C" fn rfd_optimizer_give_gradient(
         }
         // SAFETY: the count is that of the tensor, where there is one; the header says that the memory is
         // there.
-        Ok(unsafe { inner.optimizer.give_gradient(index, address(grad), format)? })
+        unsafe { inner.optimizer.give_gradient(index, address(grad), format)? };
+        Ok(())
     })
 }
 
