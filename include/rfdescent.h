@@ -12,8 +12,8 @@
  *   that was compiled with an older header runs with a newer library.
  * - Texts are UTF-8 and end with 0; names of files are whatever the system takes.
  * - Callbacks must not throw, longjmp or otherwise unwind into the library.
- * - The library starts threads of its own for large tensors, as many as there are processors or the
- *   environment variable RAYON_NUM_THREADS says. Results do not depend on their number.
+ * - The library starts threads of its own for large tensors, as many as there are processors, or the
+ *   environment variable RAYON_NUM_THREADS or rfd_set_threads say. Results do not depend on their number.
  *
  * Made from capi/src by cbindgen: change it there.
  */
@@ -134,7 +134,8 @@
 #define RFD_OUTCOME_FOUND_INF 2
 
 /**
- * Skipped: the loss is NaN or infinite.
+ * Skipped: the loss is NaN or infinite. NaN it is too where a program forgot to set it after
+ * rfd_step_input_init.
  */
 #define RFD_OUTCOME_NON_FINITE_LOSS 3
 
@@ -197,7 +198,7 @@ typedef struct rfd_statistics rfd_statistics;
  * What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else;
  * later releases may add some, so treat what you do not know as an error.
  */
-typedef int32_t rfd_status;
+typedef uint32_t rfd_status;
 
 /**
  * Mean and variances of the cost and of its mini-batch noise.
@@ -383,7 +384,8 @@ typedef int32_t (*rfd_progress_callback)(void *user_data, const struct rfd_progr
  * can be waited for once.
  *
  * Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
- * it returns another number than 0 to end the run.
+ * it returns another number than 0 to end the run. More than `count` end the run with RFD_ERROR_CALLBACK,
+ * and none of them counts.
  */
 typedef int32_t (*rfd_sample_many_callback)(void *user_data,
                                             size_t count,
@@ -657,8 +659,9 @@ typedef struct rfd_step_input {
      */
     size_t size;
     /**
-     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
-     * of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+     * The mini-batch loss at the current parameters: the mean over the batch that the gradients are the
+     * mean of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there. Has to be
+     * set: NaN from rfd_step_input_init on, with which steps are skipped.
      */
     double loss;
     /**
@@ -803,6 +806,16 @@ const char *rfd_version(void);
 uint32_t rfd_abi_version(void);
 
 /**
+ * Sets how many threads of its own the library works on large tensors with; without it they are as many as
+ * there are processors, or as the environment variable RAYON_NUM_THREADS says. Results do not depend on it.
+ *
+ * They are started here, once for the process: call it before the first step. Any thread.
+ * RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024, when the system refuses so many threads,
+ * or when another number of them is running already; nothing has changed then.
+ */
+rfd_status rfd_set_threads(uint32_t count);
+
+/**
  * The bytes. One 0 follows them, so that a text can be used as a string.
  *
  * `buffer` may be null: the result is null then. What it points to belongs to the buffer and lives as long
@@ -823,10 +836,10 @@ void rfd_buffer_destroy(struct rfd_buffer *buffer);
 /**
  * Makes a model from moments.
  *
- * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or
- * "matern:2.5". No pointer may be null; both inputs are copied. On success `*model` is a new handle that the
- * caller frees with rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is
- * outside its domain.
+ * `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"; BETA is 1 when
+ * left out with its colon), "matern:1.5" or "matern:2.5". No pointer may be null; both inputs are copied.
+ * On success `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
+ * RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
  */
 rfd_status rfd_model_create(const char *covariance,
                             const struct rfd_moments *moments,
@@ -1378,6 +1391,64 @@ rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
                               struct rfd_step_report *report);
 
 /**
+ * One step for programs that keep all parameters in one array, and their gradients in another: the
+ * optimizer's tensors one after the other, in the order of the specs, without gaps.
+ *
+ * `params` and `grads` have `count` elements each, as many as all tensors together, in the format `dtype`,
+ * which is that of every spec; they lie where the optimizer works, on the host or on its device. Gradients
+ * are only read. No pointer may be null but `stream`, `report` and, when `count` is 0, the arrays. Otherwise
+ * as rfd_optimizer_step, with the same result to the bit. RFD_ERROR_INVALID_ARGUMENT when `count` is another
+ * number, RFD_ERROR_TENSOR names a tensor of another format.
+ */
+rfd_status rfd_optimizer_step_flat(struct rfd_optimizer *optimizer,
+                                   void *params,
+                                   const void *grads,
+                                   uint64_t count,
+                                   uint32_t dtype,
+                                   const struct rfd_step_input *input,
+                                   void *stream,
+                                   struct rfd_step_report *report);
+
+/**
+ * Takes a copy of the gradient of tensor `index`, counted from 0 in the order of the specs, for programs
+ * that update tensor by tensor: rfd_optimizer_finish takes the step when all are given, in any order.
+ *
+ * A gradient that is given again before the step is added, in float, or in double as soon as one of the
+ * tensor's gradients is double: so gradients are accumulated over several backward passes. Each is given
+ * as it is; where the sum of m means was given, `grad_scale` of the step is m.
+ *
+ * `grad` has `count` elements, as many as the tensor, in the format `dtype`, whatever that of the
+ * parameter; it is only read, and free to be overwritten when the call returns. Neither it nor `optimizer`
+ * may be null, but `grad` may be when `count` is 0. One thread at a time. The copies take as much memory
+ * as float gradients do. Saved states do not hold them, and other steps leave them alone.
+ * RFD_ERROR_INVALID_ARGUMENT when there is no such tensor, RFD_ERROR_TENSOR names one whose count or
+ * alignment is wrong. On a device: RFD_ERROR_DEVICE; add gradients up there and give all of them to
+ * rfd_optimizer_step.
+ */
+rfd_status rfd_optimizer_give_gradient(struct rfd_optimizer *optimizer,
+                                       size_t index,
+                                       const void *grad,
+                                       uint64_t count,
+                                       uint32_t dtype);
+
+/**
+ * One step with the gradients that rfd_optimizer_give_gradient was given since the last one; those of
+ * which none was given are missing. What the step did goes to `report`, unless it is null; set
+ * `report->size` before.
+ *
+ * `params` has `count` elements, in the order of the specs. `optimizer`, `params` and `input` must not be
+ * null, but `params` may be when `count` is 0. One thread at a time. After RFD_OK gradients are given
+ * anew, also where the step was skipped (with found_inf it only forgets them); after an error they are
+ * still there. RFD_ERROR_INVALID_ARGUMENT when no gradient was given; otherwise as rfd_optimizer_step,
+ * with the same result to the bit where each gradient was given once. On a device: RFD_ERROR_DEVICE.
+ */
+rfd_status rfd_optimizer_finish(struct rfd_optimizer *optimizer,
+                                const struct rfd_tensor *params,
+                                size_t count,
+                                const struct rfd_step_input *input,
+                                struct rfd_step_report *report);
+
+/**
  * The first half of a step in sharded training: squared norms of this rank's gradients.
  *
  * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
@@ -1438,11 +1509,13 @@ rfd_status rfd_group_init(struct rfd_group *group, size_t size);
 rfd_status rfd_optimizer_options_init(struct rfd_optimizer_options *options, size_t size);
 
 /**
- * Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+ * Sets all scalars of a step to their defaults but `loss`, which is NaN and has to be set; `size` is
+ * sizeof(rfd_step_input).
  *
  * `input` must not be null. Any thread.
  */
-rfd_status rfd_step_input_init(struct rfd_step_input *input, size_t size);
+rfd_status rfd_step_input_init(struct rfd_step_input *input,
+                               size_t size);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -33,12 +34,21 @@ private:
     rfd_status status_;
 };
 
+/// A status by its name, e.g. "RFD_ERROR_TENSOR".
+inline std::string status_string(rfd_status status) { return rfd_status_string(status); }
+
+/// The library's release, e.g. "0.1.0".
+inline std::string version() { return rfd_version(); }
+
 /// Throws unless the status is RFD_OK.
 inline void check(rfd_status status) {
     if (status != RFD_OK) {
         throw error(status, rfd_last_error());
     }
 }
+
+/// Sets how many threads the library works with; before the first step.
+inline void set_threads(std::uint32_t count) { check(rfd_set_threads(count)); }
 
 /// Throws if the library's ABI is not the one of this header.
 inline void check_abi() {
@@ -74,6 +84,14 @@ using buffer = handle<rfd_buffer, rfd_buffer_destroy>;
 
 inline std::string text(const buffer &bytes) {
     return {reinterpret_cast<const char *>(rfd_buffer_data(bytes.get())), rfd_buffer_size(bytes.get())};
+}
+
+/// Throws unless two lists have one length.
+inline void same_length(const char *name, std::size_t count, const char *of, std::size_t expected) {
+    if (count != expected) {
+        throw error(RFD_ERROR_INVALID_ARGUMENT, std::string("number of ") + name + " = " + std::to_string(count) +
+                                                    ": there are " + std::to_string(expected) + " " + of);
+    }
 }
 
 template <class Struct>
@@ -113,8 +131,9 @@ inline rfd_adaptive adaptive() {
     return settings;
 }
 
-/// The scalars of a step with their defaults.
-inline rfd_step_input step_input(double loss = 0.0) {
+/// The scalars of a step with their defaults. Where no loss is given it is NaN, so that a step that finds
+/// none is skipped.
+inline rfd_step_input step_input(double loss = std::numeric_limits<double>::quiet_NaN()) {
     rfd_step_input input;
     check(rfd_step_input_init(&input, sizeof input));
     input.loss = loss;
@@ -234,6 +253,14 @@ public:
         check(rfd_statistics_push(get(), loss, sq_grad_norm, batch_size));
     }
 
+    /// Adds all samples, or none when one is outside its domain.
+    void push_array(const std::vector<double> &losses, const std::vector<double> &sq_grad_norms,
+                    const std::vector<std::uint64_t> &batch_sizes) {
+        detail::same_length("sq_grad_norms", sq_grad_norms.size(), "losses", losses.size());
+        detail::same_length("batch_sizes", batch_sizes.size(), "losses", losses.size());
+        check(rfd_statistics_push_array(get(), losses.data(), sq_grad_norms.data(), batch_sizes.data(), losses.size()));
+    }
+
     void push_csv(const std::string &file) { check(rfd_statistics_push_csv(get(), file.c_str())); }
 
     void merge(const statistics &other) { check(rfd_statistics_merge(get(), other.get())); }
@@ -267,6 +294,23 @@ private:
     using handle = detail::handle<rfd_statistics, rfd_statistics_destroy>;
     handle handle_;
 };
+
+/// Fits mean and variances to samples.
+inline rfd_fit fit_array(const std::vector<double> &losses, const std::vector<double> &sq_grad_norms,
+                         const std::vector<std::uint64_t> &batch_sizes) {
+    detail::same_length("sq_grad_norms", sq_grad_norms.size(), "losses", losses.size());
+    detail::same_length("batch_sizes", batch_sizes.size(), "losses", losses.size());
+    auto result = detail::sized<rfd_fit>();
+    check(rfd_fit_array(losses.data(), sq_grad_norms.data(), batch_sizes.data(), losses.size(), &result));
+    return result;
+}
+
+/// How many more examples a fit needs for its relative standard deviation to fall to `tolerance`.
+inline std::uint64_t fit_further_examples(const rfd_fit &fit, double tolerance) {
+    std::uint64_t examples;
+    check(rfd_fit_further_examples(&fit, tolerance, &examples));
+    return examples;
+}
 
 /// Fits mean and variances to a CSV file of samples.
 inline rfd_fit fit_csv(const std::string &file) {
@@ -324,6 +368,11 @@ struct batch_sample {
     double loss, sq_grad_norm;
 };
 
+/// A mini-batch to evaluate.
+struct batch_request {
+    std::uint64_t batch_size, seed;
+};
+
 /// What auto_fit found.
 struct auto_fitted {
     rfd_fit fit;
@@ -331,50 +380,108 @@ struct auto_fitted {
     std::string warnings; ///< one a line; empty for none
 };
 
+/// Returns whether to go on.
+using progress_function = std::function<bool(const rfd_progress &)>;
+
+namespace detail {
+
+/// What the callbacks of a run call, and what one of them threw.
+template <class Sample>
+struct callbacks {
+    const std::function<Sample> &sample;
+    const progress_function &progress;
+    std::exception_ptr thrown;
+
+    /// Keeps what `body` throws; 0 when it returns true.
+    template <class Body>
+    static std::int32_t call(void *data, Body body) {
+        auto &self = *static_cast<callbacks *>(data);
+        try {
+            return body(self) ? 0 : 1;
+        } catch (...) {
+            self.thrown = std::current_exception();
+            return 1;
+        }
+    }
+
+    static std::int32_t report(void *data, const rfd_progress *now) {
+        return call(data, [&](callbacks &self) { return self.progress(*now); });
+    }
+};
+
+/// Calls `run(progress, &fit, &samples, &warnings)` and throws what a callback threw in it.
+template <class Callbacks, class Run>
+auto_fitted run_auto_fit(const Callbacks &called, Run run) {
+    auto fit = sized<rfd_fit>();
+    rfd_statistics *samples = nullptr;
+    rfd_buffer *warnings = nullptr;
+    const rfd_progress_callback progress = called.progress ? &Callbacks::report : nullptr;
+    const rfd_status status = run(progress, &fit, &samples, &warnings);
+    if (called.thrown) {
+        std::rethrow_exception(called.thrown);
+    }
+    check(status);
+    statistics owned(samples);
+    return {fit, std::move(owned), text(buffer(warnings))};
+}
+
+} // namespace detail
+
 /// Draws samples until the fit is precise enough. `sample(batch_size, seed)` evaluates a mini-batch;
 /// `progress(now)` returns whether to go on. Either may throw.
 inline auto_fitted auto_fit(const rfd_auto_fit_options &options, std::uint64_t dims,
                             const std::function<batch_sample(std::uint64_t, std::uint64_t)> &sample,
-                            const std::function<bool(const rfd_progress &)> &progress = {}) {
-    struct callbacks {
-        const std::function<batch_sample(std::uint64_t, std::uint64_t)> &sample;
-        const std::function<bool(const rfd_progress &)> &progress;
-        std::exception_ptr thrown;
-    };
+                            const progress_function &progress = {}) {
+    using callbacks = detail::callbacks<batch_sample(std::uint64_t, std::uint64_t)>;
     callbacks user{sample, progress, nullptr};
     const rfd_sample_callback on_sample = [](void *data, std::uint64_t batch_size, std::uint64_t seed, double *loss,
-                                             double *sq_grad_norm) -> std::int32_t {
-        auto &user = *static_cast<callbacks *>(data);
-        try {
-            const batch_sample drawn = user.sample(batch_size, seed);
+                                             double *sq_grad_norm) {
+        return callbacks::call(data, [&](callbacks &self) {
+            const batch_sample drawn = self.sample(batch_size, seed);
             *loss = drawn.loss;
             *sq_grad_norm = drawn.sq_grad_norm;
-            return 0;
-        } catch (...) {
-            user.thrown = std::current_exception();
-            return 1;
-        }
+            return true;
+        });
     };
-    const rfd_progress_callback on_progress = [](void *data, const rfd_progress *now) -> std::int32_t {
-        auto &user = *static_cast<callbacks *>(data);
-        try {
-            return user.progress(*now) ? 0 : 1;
-        } catch (...) {
-            user.thrown = std::current_exception();
-            return 1;
+    return detail::run_auto_fit(user, [&](rfd_progress_callback on_progress, rfd_fit *fit, rfd_statistics **samples,
+                                          rfd_buffer **warnings) {
+        return rfd_auto_fit(&options, dims, sample ? on_sample : nullptr, on_progress, &user, fit, samples, warnings);
+    });
+}
+
+/// The same with up to `most_at_once` mini-batches at once: `sample(requests, drawn)` evaluates all of
+/// `requests` and appends a result for each to `drawn`, which is empty. Those that are there when it throws
+/// count.
+inline auto_fitted
+auto_fit_many(const rfd_auto_fit_options &options, std::uint64_t dims, std::size_t most_at_once,
+              const std::function<void(const std::vector<batch_request> &, std::vector<batch_sample> &)> &sample,
+              const progress_function &progress = {}) {
+    using callbacks = detail::callbacks<void(const std::vector<batch_request> &, std::vector<batch_sample> &)>;
+    callbacks user{sample, progress, nullptr};
+    const rfd_sample_many_callback on_sample = [](void *data, std::size_t count, const std::uint64_t *batch_sizes,
+                                                  const std::uint64_t *seeds, double *losses, double *sq_grad_norms,
+                                                  std::size_t *done) {
+        std::vector<batch_sample> drawn;
+        const std::int32_t code = callbacks::call(data, [&](callbacks &self) {
+            std::vector<batch_request> requests;
+            for (std::size_t i = 0; i < count; i++) {
+                requests.push_back({batch_sizes[i], seeds[i]});
+            }
+            self.sample(requests, drawn);
+            return true;
+        });
+        for (std::size_t i = 0; i < count && i < drawn.size(); i++) {
+            losses[i] = drawn[i].loss;
+            sq_grad_norms[i] = drawn[i].sq_grad_norm;
         }
+        *done = drawn.size();
+        return code;
     };
-    auto fit = detail::sized<rfd_fit>();
-    rfd_statistics *samples = nullptr;
-    rfd_buffer *warnings = nullptr;
-    const rfd_status status = rfd_auto_fit(&options, dims, sample ? on_sample : nullptr,
-                                           progress ? on_progress : nullptr, &user, &fit, &samples, &warnings);
-    if (user.thrown) {
-        std::rethrow_exception(user.thrown);
-    }
-    check(status);
-    statistics owned(samples);
-    return {fit, std::move(owned), detail::text(detail::buffer(warnings))};
+    return detail::run_auto_fit(user, [&](rfd_progress_callback on_progress, rfd_fit *fit, rfd_statistics **samples,
+                                          rfd_buffer **warnings) {
+        return rfd_auto_fit_many(&options, dims, most_at_once, sample ? on_sample : nullptr, on_progress, &user, fit,
+                                 samples, warnings);
+    });
 }
 
 /// One parameter of an optimizer.
@@ -387,15 +494,21 @@ struct tensor_spec {
     std::uint64_t offset = 0;
 };
 
+/// The format of float or double.
+template <class T>
+constexpr std::uint32_t dtype_of() {
+    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
+                  "say the dtype yourself for half formats");
+    return std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+}
+
 /// A tensor in the process's memory.
 template <class T>
 rfd_tensor host_tensor(T *data, std::size_t count) {
-    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
-                  "set dtype yourself for half formats");
     auto tensor = detail::sized<rfd_tensor>();
     tensor.data = const_cast<std::remove_const_t<T> *>(data);
     tensor.count = count;
-    tensor.dtype = std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+    tensor.dtype = dtype_of<T>();
     return tensor;
 }
 
@@ -439,6 +552,44 @@ public:
                  const rfd_step_input &input) {
         same_length(params, grads);
         check(rfd_optimizer_step(get(), params.data(), grads.data(), params.size(), &input, stream, nullptr));
+    }
+
+    /// A step on the CPU over all tensors one after the other in two arrays.
+    template <class T>
+    rfd_step_report step_flat(T *params, const T *grads, std::size_t count, const rfd_step_input &input) {
+        return step_flat(params, grads, count, dtype_of<T>(), input);
+    }
+
+    /// The same for arrays of any format.
+    rfd_step_report step_flat(void *params, const void *grads, std::size_t count, std::uint32_t dtype,
+                              const rfd_step_input &input) {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_step_flat(get(), params, grads, count, dtype, &input, nullptr, &report));
+        return report;
+    }
+
+    /// Queues such a step on a device.
+    void step_flat_on(void *stream, void *params, const void *grads, std::size_t count, std::uint32_t dtype,
+                      const rfd_step_input &input) {
+        check(rfd_optimizer_step_flat(get(), params, grads, count, dtype, &input, stream, nullptr));
+    }
+
+    /// Takes a copy of one tensor's gradient, added to what was given of it before, for finish. CPU only.
+    template <class T>
+    void give_gradient(std::size_t index, const T *grad, std::size_t count) {
+        give_gradient(index, grad, count, dtype_of<T>());
+    }
+
+    /// The same for a gradient of any format.
+    void give_gradient(std::size_t index, const void *grad, std::size_t count, std::uint32_t dtype) {
+        check(rfd_optimizer_give_gradient(get(), index, grad, count, dtype));
+    }
+
+    /// A step on the CPU with the gradients that were given.
+    rfd_step_report finish(const std::vector<rfd_tensor> &params, const rfd_step_input &input) {
+        auto report = detail::sized<rfd_step_report>();
+        check(rfd_optimizer_finish(get(), params.data(), params.size(), &input, &report));
+        return report;
     }
 
     /// First half of a step in sharded training: two numbers, where the tensors are.
@@ -535,10 +686,7 @@ private:
     }
 
     static void same_length(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads) {
-        if (params.size() != grads.size()) {
-            throw error(RFD_ERROR_INVALID_ARGUMENT, "number of grads = " + std::to_string(grads.size()) + ": there are " +
-                                                        std::to_string(params.size()) + " params");
-        }
+        detail::same_length("grads", grads.size(), "params", params.size());
     }
 
     handle handle_;

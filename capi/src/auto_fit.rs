@@ -32,7 +32,8 @@ pub type rfd_sample_callback = Option<
 /// can be waited for once.
 ///
 /// Sets `*done` to the number of mini-batches, from the first on, that were evaluated; they count even when
-/// it returns another number than 0 to end the run.
+/// it returns another number than 0 to end the run. More than `count` end the run with RFD_ERROR_CALLBACK,
+/// and none of them counts.
 pub type rfd_sample_many_callback = Option<
     unsafe extern "C" fn(
         user_data: *mut c_void,
@@ -124,10 +125,17 @@ impl rfd_auto_fit_options {
     }
 }
 
-/// The sample callback returned an error.
+/// What was wrong with a sample callback.
 #[derive(Debug, thiserror::Error)]
-#[error("the sample callback returned {0}")]
-pub(super) struct CallbackError(i32);
+pub(super) enum CallbackError {
+    #[error("the sample callback returned {0}")]
+    Returned(i32),
+    #[error(
+        "the sample callback set *done = {done}, but was given count = {count} mini-batches; set it to the number of \
+         those it has evaluated"
+    )]
+    TooMany { done: usize, count: usize },
+}
 
 /// The callback of rfd_auto_fit_many as a sampler.
 struct Many {
@@ -183,9 +191,12 @@ impl Sampler for Many {
                 &raw mut done,
             )
         };
+        if done > count {
+            return Err(CallbackError::TooMany { done, count }.into());
+        }
         let samples = losses.into_iter().zip(squares).take(done);
         drawn.extend(samples.map(|(loss, sq_grad_norm)| BatchSample { loss, sq_grad_norm }));
-        if code == 0 { Ok(()) } else { Err(CallbackError(code).into()) }
+        if code == 0 { Ok(()) } else { Err(CallbackError::Returned(code).into()) }
     }
 }
 
@@ -236,7 +247,7 @@ pub unsafe extern "C" fn rfd_auto_fit(
             let code = unsafe {
                 sample(user_data, batch_size, seed, &raw mut drawn.loss, &raw mut drawn.sq_grad_norm)
             };
-            if code == 0 { Ok(drawn) } else { Err(CallbackError(code).into()) }
+            if code == 0 { Ok(drawn) } else { Err(CallbackError::Returned(code).into()) }
         };
         // SAFETY: the header says that `progress` is null or takes `user_data`.
         unsafe { call.run(&mut (dims, evaluate), progress, user_data) }

@@ -16,6 +16,7 @@ mod optimizer;
 mod pointers;
 mod statistics;
 mod status;
+mod threads;
 
 pub use abi_version::RFD_ABI_VERSION;
 pub use auto_fit::*;
@@ -26,3 +27,4 @@ pub use model::*;
 pub use optimizer::*;
 pub use statistics::*;
 pub use status::*;
+pub use threads::*;

@@ -79,10 +79,10 @@ pub(super) fn rule(mode: u32, conservatism: f64) -> Result<StepRule> {
 
 /// Makes a model from moments.
 ///
-/// `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"), "matern:1.5" or
-/// "matern:2.5". No pointer may be null; both inputs are copied. On success `*model` is a new handle that the
-/// caller frees with rfd_model_destroy. Any thread. RFD_ERROR_INVALID_ARGUMENT names the moment that is
-/// outside its domain.
+/// `covariance` is "squared_exponential" (or "se"), "rational_quadratic:BETA" (or "rq:BETA"; BETA is 1 when
+/// left out with its colon), "matern:1.5" or "matern:2.5". No pointer may be null; both inputs are copied.
+/// On success `*model` is a new handle that the caller frees with rfd_model_destroy. Any thread.
+/// RFD_ERROR_INVALID_ARGUMENT names the moment that is outside its domain.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_model_create(
     covariance: *const c_char,

@@ -11,7 +11,7 @@ use rfdescent::estimation::EstimationError;
 
 /// What a function returns: RFD_OK or one of RFD_ERROR_*. Numbers are never used again for something else;
 /// later releases may add some, so treat what you do not know as an error.
-pub type rfd_status = i32;
+pub type rfd_status = u32;
 
 /// Success.
 pub const RFD_OK: rfd_status = 0;
@@ -227,9 +227,9 @@ mod tests {
         // SAFETY: the names are constants.
         let name = |status| unsafe { CStr::from_ptr(rfd_status_string(status)) };
         let names: std::collections::HashSet<_> = (RFD_OK..=RFD_ERROR_PANIC).map(name).collect();
-        assert_eq!(names.len() as i32, RFD_ERROR_PANIC + 1);
+        assert_eq!(names.len() as u32, RFD_ERROR_PANIC + 1);
         assert!(!names.contains(c"unknown status"));
-        assert_eq!(name(-1), c"unknown status");
+        assert_eq!(name(rfd_status::MAX), c"unknown status");
         assert_eq!(name(RFD_ERROR_PANIC + 1), c"unknown status");
     }
 }

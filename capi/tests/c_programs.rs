@@ -53,7 +53,7 @@ fn build(stage: &Path, name: &str, sources: &[&str]) -> Option<PathBuf> {
     for (compiler, standard, sources) in [(&cc, "-std=c11", c), (&linker, "-std=c++17", cpp)] {
         for source in sources {
             let object = stage.join(format!("{name}-{}.o", source.replace('/', "-")));
-            let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+            let warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"];
             run(Command::new(compiler)
                 .args(["-O1", standard, "-c", "-ffp-contract=off"])
                 .args(warnings)
@@ -89,6 +89,16 @@ fn every_function_has_a_test_in_c() {
         + &std::fs::read_to_string(root().join("capi/tests/c/check.h")).unwrap();
     for name in std::fs::read_to_string(root().join("capi/tests/exported.txt")).unwrap().lines() {
         assert!(tests.contains(&format!("{name}(")), "{name} occurs in no test of capi/tests/c");
+    }
+}
+
+#[test]
+fn every_function_is_in_the_wrapper() {
+    let wrapper = std::fs::read_to_string(root().join("include/rfdescent.hpp")).unwrap();
+    let words: std::collections::HashSet<&str> =
+        wrapper.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    for name in std::fs::read_to_string(root().join("capi/tests/exported.txt")).unwrap().lines() {
+        assert!(words.contains(name), "{name} is not in rfdescent.hpp");
     }
 }
 
@@ -141,10 +151,22 @@ fn examples_take_the_steps_of_the_rust_interface() {
         let expected = model.step(&observation, &StepRule::default()).unwrap().step_size;
         assert_eq!(expected.to_bits(), step_size.to_bits(), "{line}");
     }
-    for output in [&output, &run(Command::new(&program).arg("--adaptive"))] {
+    let adaptive = run(Command::new(&program).args(["--adaptive", "--trace"]));
+    for output in [&output, &adaptive] {
         let accuracy: f64 =
             output.trim_end().rsplit("accuracy ").next().unwrap().trim_end_matches(" %").parse().unwrap();
         assert!(accuracy > 85.0, "the example does not learn:\n{output}");
+    }
+
+    // Over one array, and tensor by tensor.
+    let traced = |output: &str| -> Vec<String> {
+        output.lines().filter(|line| line.starts_with("step ")).map(str::to_string).collect()
+    };
+    assert_eq!(traced(&adaptive).len(), steps.len());
+    for (name, source) in [("flat", "examples/c/flat.c"), ("per_tensor", "examples/c/per_tensor.c")] {
+        let program = build(stage.path(), name, &[&network[..], &[source]].concat()).unwrap();
+        let output = run(Command::new(program).arg("--trace"));
+        assert_eq!(traced(&output), traced(&adaptive), "{name} and train --adaptive differ");
     }
 
     let sources = [&network[..], &["examples/cpp/train.cpp"]].concat();

@@ -20,8 +20,8 @@ constexpr std::size_t batch_size = 128;
 constexpr int epochs = 3;
 
 struct owned_data : data_t {
-    owned_data(std::size_t count, std::size_t features, std::uint64_t seed) {
-        if (data_make(this, count, features, seed) != 0) {
+    owned_data(std::size_t examples, std::size_t pixels, std::uint64_t seed) {
+        if (data_make(this, examples, pixels, seed) != 0) {
             throw std::bad_alloc();
         }
     }
@@ -31,8 +31,8 @@ struct owned_data : data_t {
 };
 
 struct owned_network : network_t {
-    explicit owned_network(const std::size_t (&widths)[NETWORK_LAYERS + 1]) {
-        if (network_create(this, widths) != 0) {
+    explicit owned_network(const std::size_t (&units)[NETWORK_LAYERS + 1]) {
+        if (network_create(this, units) != 0) {
             throw std::bad_alloc();
         }
     }

@@ -13,11 +13,12 @@ use super::{
     DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
     StepReport, TensorSpec,
 };
+use crate::backend::cpu::GradSum;
 use crate::backend::executor::Stream;
-use crate::backend::memory;
+use crate::backend::memory::{self, Range};
 use crate::device::Target;
 use crate::error::{Error, Result};
-use crate::tensor::{GradRef, ParamMut};
+use crate::tensor::{DType, GradRef, ParamMut};
 
 /// [`Optimizer`] or [`DeviceOptimizer`], with tensors given by address. On the host a step is done when the
 /// call returns, and the stream is [`Stream::DEFAULT`].
@@ -41,12 +42,26 @@ struct OnHost {
     last: Arc<LastReport>,
     /// The squared norms of the split form, the bits of f64; callers add them up over the ranks in place.
     norm: Box<[AtomicU64; 2]>,
+    /// What was given one by one since the last step that was finished.
+    given: Vec<Given>,
+}
+
+/// One tensor's gradients so far.
+#[derive(Clone, Debug, Default)]
+struct Given {
+    sum: GradSum,
+    any: bool,
 }
 
 impl From<Optimizer> for AnyOptimizer {
     fn from(optimizer: Optimizer) -> Self {
-        let on_host =
-            OnHost { optimizer, placement: Placement::default(), last: Arc::default(), norm: Box::default() };
+        let on_host = OnHost {
+            optimizer,
+            placement: Placement::default(),
+            last: Arc::default(),
+            norm: Box::default(),
+            given: Vec::new(),
+        };
         Self { place: Place::Host(Box::new(on_host)) }
     }
 }
@@ -200,6 +215,84 @@ impl AnyOptimizer {
         }
     }
 
+    /// Takes a copy of the gradient of one tensor, for programs that update tensor by tensor:
+    /// [`finish`](Self::finish) takes the step. What is given of one tensor before is added up, in f32, or in
+    /// f64 as soon as one of its gradients is f64; so gradients can be accumulated over several backward
+    /// passes, with their number as the gradient scale where means are. A single one has the bits that
+    /// [`step`](Self::step) sees.
+    ///
+    /// Other steps leave what was given as it is; saved states do not hold it. On a device it is an error.
+    ///
+    /// # Safety
+    /// The address is one of this process's memory, exposed, initialised, and of the tensor's length in
+    /// `dtype`; no one writes there during the call.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when there is no such tensor, [`Error::Tensor`] when the gradient can't lie
+    /// there, [`Error::Device`] on a device.
+    pub unsafe fn give_gradient(&mut self, index: usize, grad: u64, dtype: DType) -> Result<()> {
+        let Place::Host(host) = &mut self.place else { return Err(not_one_by_one()) };
+        let core: &Core = &host.optimizer;
+        let count = core.specs().len();
+        let Some((spec, &len)) = core.specs().get(index).zip(core.lens().get(index)) else {
+            let expected = format!("the optimizer was made for {count} tensors; count them from 0");
+            return Err(Error::invalid("index", index, expected));
+        };
+        let problem = match Range::new(grad, len as u64, dtype) {
+            _ if grad == 0 && len > 0 => "is null; pass the address of its first element".into(),
+            Ok(_) => String::new(),
+            Err(problem) => problem,
+        };
+        if !problem.is_empty() {
+            return Err(Error::tensor(&spec.name, format!("its gradient {problem}")));
+        }
+        // SAFETY: not null where there are elements, aligned, and within the address space, checked above;
+        // the caller vouches for the rest.
+        let grad = unsafe { memory::grad_ref(grad, len, dtype) };
+        host.given.resize(count, Given::default());
+        let given = &mut host.given[index];
+        if given.any {
+            given.sum.add(grad);
+        } else {
+            given.sum.set(grad);
+            given.any = true;
+        }
+        Ok(())
+    }
+
+    /// One step with the gradients that were [given](Self::give_gradient), and parameters by address. Tensors
+    /// of which none was given have none in this step. Gradients are given anew after it, also where it was
+    /// skipped; after an error they are still there.
+    ///
+    /// # Safety
+    /// As [`AnyOptimizer::step`].
+    ///
+    /// # Errors
+    /// As [`AnyOptimizer::step`]; [`Error::InvalidArgument`] when no gradient was given, [`Error::Device`] on
+    /// a device.
+    pub unsafe fn finish(&mut self, params: &[u64], input: &RawInput) -> Result<StepReport> {
+        let Place::Host(host) = &mut self.place else { return Err(not_one_by_one()) };
+        let tensors: Vec<RawTensor> = params.iter().map(|&param| RawTensor::without_grad(param)).collect();
+        // SAFETY: the caller vouches for the addresses.
+        let (mut params, _) = unsafe { host.slices(&tensors)? };
+        let given = std::mem::take(&mut host.given);
+        let done = if !params.is_empty() && !given.iter().any(|given| given.any) {
+            let expected = "none was given since the last step; give each tensor's before finishing one";
+            Err(Error::invalid("number of gradients", 0, expected))
+        } else {
+            let grads: Vec<GradRef<'_>> = given
+                .iter()
+                .map(|given| if given.any { given.sum.get() } else { GradRef::Missing })
+                .collect();
+            input.on_host().and_then(|input| host.step(&mut params, &grads, None, &input))
+        };
+        host.given = given;
+        if done.is_ok() {
+            host.given.iter_mut().for_each(|given| given.any = false);
+        }
+        done
+    }
+
     /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the
     /// two numbers are.
     ///
@@ -242,7 +335,7 @@ impl AnyOptimizer {
         match &mut self.place {
             Place::Host(host) => {
                 host.alone(stream)?;
-                let norm = super::raw::check_number("norm", norm, crate::DType::F64)?;
+                let norm = super::raw::check_number("norm", norm, DType::F64)?;
                 // SAFETY: not null and aligned, checked above; the caller vouches for the rest.
                 let [euclidean, sigma] =
                     unsafe { std::ptr::with_exposed_provenance::<[f64; 2]>(norm as usize).read() };
@@ -345,6 +438,14 @@ impl AnyOptimizer {
             Place::Device(device) => device.load_state_from_bytes(bytes, stream),
         }
     }
+}
+
+fn not_one_by_one() -> Error {
+    Error::Device(
+        "the optimizer works on a device, where gradients are not taken one by one: keep them there, added up, and give \
+         all of them to one step"
+            .into(),
+    )
 }
 
 impl OnHost {

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 
 use super::super::pointers::{Array, Out, OutStruct, address, check, read, shared};
 use super::super::status::{Failure, Result, guard, rfd_status};
-use super::tensors::Tensors;
+use super::tensors::{Flat, Tensors};
 use super::{Inner, rfd_optimizer, rfd_step_input, rfd_step_report, rfd_tensor, stream};
+use rfdescent::optimizer::{AnyOptimizer, RawTensor};
 
 /// The optimizer and the tensors of a step, which are given by pointer.
 ///
@@ -28,13 +29,15 @@ unsafe fn arguments<'a>(
     }
 }
 
-/// A whole step, or with `norm` the second half of one.
+/// A whole step, or with `norm` the second half of one, over the tensors that `locate` finds: it compares
+/// their lengths, formats and places with the specs.
 ///
 /// # Safety
 /// The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of
 /// the tensors; `norm` points to two numbers where the tensors are.
 unsafe fn step(
-    (optimizer, tensors): (&rfd_optimizer, Tensors<'_>),
+    optimizer: &rfd_optimizer,
+    locate: impl FnOnce(&AnyOptimizer, &mut Vec<RawTensor>) -> Result<()>,
     norm: Option<*const f64>,
     input: *const rfd_step_input,
     on: *mut c_void,
@@ -50,7 +53,7 @@ unsafe fn step(
         let expected = "must be null: a step on a device is only queued; ask rfd_optimizer_report";
         return Err(Failure::invalid("report", format!("{report:p}"), expected));
     }
-    tensors.locate(optimizer, scratch)?;
+    locate(optimizer, scratch)?;
     // SAFETY: `locate` compared lengths, formats and places with the specs; the caller vouches for the memory
     // and the stream.
     let done = unsafe {
@@ -93,7 +96,128 @@ pub unsafe extern "C" fn rfd_optimizer_step(
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        unsafe { step(arguments(optimizer, params, grads, count)?, None, input, stream, report) }
+        unsafe {
+            let (optimizer, tensors) = arguments(optimizer, params, grads, count)?;
+            step(optimizer, |of, list| tensors.locate(of, list), None, input, stream, report)
+        }
+    })
+}
+
+/// One step for programs that keep all parameters in one array, and their gradients in another: the
+/// optimizer's tensors one after the other, in the order of the specs, without gaps.
+///
+/// `params` and `grads` have `count` elements each, as many as all tensors together, in the format `dtype`,
+/// which is that of every spec; they lie where the optimizer works, on the host or on its device. Gradients
+/// are only read. No pointer may be null but `stream`, `report` and, when `count` is 0, the arrays. Otherwise
+/// as rfd_optimizer_step, with the same result to the bit. RFD_ERROR_INVALID_ARGUMENT when `count` is another
+/// number, RFD_ERROR_TENSOR names a tensor of another format.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_step_flat(
+    optimizer: *mut rfd_optimizer,
+    params: *mut c_void,
+    grads: *const c_void,
+    count: u64,
+    dtype: u32,
+    input: *const rfd_step_input,
+    stream: *mut c_void,
+    report: *mut rfd_step_report,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: null or a live handle, says the header.
+        let optimizer = unsafe { shared(optimizer, "optimizer")? };
+        if count > 0 {
+            check(params, "params")?;
+            check(grads, "grads")?;
+        }
+        let arrays = Flat { params: address(params), grads: address(grads), count, dtype };
+        // SAFETY: the header says what these may point to.
+        unsafe { step(optimizer, |of, list| arrays.locate(of, list), None, input, stream, report) }
+    })
+}
+
+/// Takes a copy of the gradient of tensor `index`, counted from 0 in the order of the specs, for programs
+/// that update tensor by tensor: rfd_optimizer_finish takes the step when all are given, in any order.
+///
+/// A gradient that is given again before the step is added, in float, or in double as soon as one of the
+/// tensor's gradients is double: so gradients are accumulated over several backward passes. Each is given
+/// as it is; where the sum of m means was given, `grad_scale` of the step is m.
+///
+/// `grad` has `count` elements, as many as the tensor, in the format `dtype`, whatever that of the
+/// parameter; it is only read, and free to be overwritten when the call returns. Neither it nor `optimizer`
+/// may be null, but `grad` may be when `count` is 0. One thread at a time. The copies take as much memory
+/// as float gradients do. Saved states do not hold them, and other steps leave them alone.
+/// RFD_ERROR_INVALID_ARGUMENT when there is no such tensor, RFD_ERROR_TENSOR names one whose count or
+/// alignment is wrong. On a device: RFD_ERROR_DEVICE; add gradients up there and give all of them to
+/// rfd_optimizer_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_give_gradient(
+    optimizer: *mut rfd_optimizer,
+    index: usize,
+    grad: *const c_void,
+    count: u64,
+    dtype: u32,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: null or a live handle, says the header.
+        let optimizer = unsafe { shared(optimizer, "optimizer")? };
+        if count > 0 {
+            check(grad, "grad")?;
+        }
+        let format = super::structs::dtype(dtype)?;
+        let mut inner = optimizer.lock()?;
+        if let Some(spec) = inner.optimizer.specs().get(index) {
+            let len = spec.len()? as u64;
+            if count != len {
+                let problem = format!("was described with {len} elements but its gradient has {count}");
+                return Err(Failure::tensor(&spec.name, problem));
+            }
+        }
+        // SAFETY: the count is that of the tensor, where there is one; the header says that the memory is
+        // there.
+        unsafe { inner.optimizer.give_gradient(index, address(grad), format)? };
+        Ok(())
+    })
+}
+
+/// One step with the gradients that rfd_optimizer_give_gradient was given since the last one; those of
+/// which none was given are missing. What the step did goes to `report`, unless it is null; set
+/// `report->size` before.
+///
+/// `params` has `count` elements, in the order of the specs. `optimizer`, `params` and `input` must not be
+/// null, but `params` may be when `count` is 0. One thread at a time. After RFD_OK gradients are given
+/// anew, also where the step was skipped (with found_inf it only forgets them); after an error they are
+/// still there. RFD_ERROR_INVALID_ARGUMENT when no gradient was given; otherwise as rfd_optimizer_step,
+/// with the same result to the bit where each gradient was given once. On a device: RFD_ERROR_DEVICE.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_finish(
+    optimizer: *mut rfd_optimizer,
+    params: *const rfd_tensor,
+    count: usize,
+    input: *const rfd_step_input,
+    report: *mut rfd_step_report,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (optimizer, params, input, out) = unsafe {
+            (
+                shared(optimizer, "optimizer")?,
+                Array::new(params, count, "params")?,
+                read(input)?.convert()?,
+                if report.is_null() { None } else { Some(OutStruct::new(report)?) },
+            )
+        };
+        let tensors = Tensors { params, grads: None, place: optimizer.place };
+        let mut inner = optimizer.lock()?;
+        let Inner { optimizer, tensors: scratch } = &mut *inner;
+        tensors.locate(optimizer, scratch)?;
+        let params: Vec<u64> = scratch.iter().map(|tensor| tensor.param).collect();
+        // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the
+        // memory is there.
+        let done = unsafe { optimizer.finish(&params, &input)? };
+        if let Some(out) = out {
+            out.set(&done.into());
+        }
+        Ok(())
     })
 }
 
@@ -149,7 +273,10 @@ pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     guard(|| {
         check(norm, "norm")?;
         // SAFETY: the header says what these may point to.
-        unsafe { step(arguments(optimizer, params, grads, count)?, Some(norm), input, stream, report) }
+        unsafe {
+            let (optimizer, tensors) = arguments(optimizer, params, grads, count)?;
+            step(optimizer, |of, list| tensors.locate(of, list), Some(norm), input, stream, report)
+        }
     })
 }
 

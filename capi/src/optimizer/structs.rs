@@ -42,7 +42,8 @@ pub const RFD_OUTCOME_NONE: u32 = 0;
 pub const RFD_OUTCOME_APPLIED: u32 = 1;
 /// Skipped: found_inf was not 0.
 pub const RFD_OUTCOME_FOUND_INF: u32 = 2;
-/// Skipped: the loss is NaN or infinite.
+/// Skipped: the loss is NaN or infinite. NaN it is too where a program forgot to set it after
+/// rfd_step_input_init.
 pub const RFD_OUTCOME_NON_FINITE_LOSS: u32 = 3;
 /// Skipped: a gradient has a NaN or infinite element, or the norm exceeds the range of double.
 pub const RFD_OUTCOME_NON_FINITE_GRADIENT: u32 = 4;
@@ -154,8 +155,9 @@ versioned!(rfd_optimizer_options { multiplier: 1.0, max_step_size: f64::INFINITY
 pub struct rfd_step_input {
     /// sizeof(rfd_step_input).
     pub size: usize,
-    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the mean
-    /// of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there.
+    /// The mini-batch loss at the current parameters: the mean over the batch that the gradients are the
+    /// mean of, without gradient scale. A captured CUDA graph keeps it; use `loss_address` there. Has to be
+    /// set: NaN from rfd_step_input_init on, with which steps are skipped.
     pub loss: f64,
     /// S when the gradients are S times the real ones, as with a gradient scaler. CPU only. Default 1.
     pub grad_scale: f64,
@@ -171,7 +173,7 @@ pub struct rfd_step_input {
     pub loss_dtype: u32,
 }
 
-versioned!(rfd_step_input { grad_scale: 1.0 });
+versioned!(rfd_step_input { loss: f64::NAN, grad_scale: 1.0 });
 
 /// What a step did.
 #[repr(C)]
@@ -340,7 +342,8 @@ pub unsafe extern "C" fn rfd_optimizer_options_init(
     guard(|| unsafe { initialise(options, size) })
 }
 
-/// Sets all scalars of a step to their defaults; `size` is sizeof(rfd_step_input).
+/// Sets all scalars of a step to their defaults but `loss`, which is NaN and has to be set; `size` is
+/// sizeof(rfd_step_input).
 ///
 /// `input` must not be null. Any thread.
 #[unsafe(no_mangle)]

@@ -23,6 +23,49 @@ pub(super) struct Tensors<'a> {
     pub place: Place,
 }
 
+/// The tensors of one step that lie one after the other in two arrays, in the order of the specs.
+pub(super) struct Flat {
+    /// Addresses of the arrays.
+    pub params: u64,
+    pub grads: u64,
+    /// Elements in each of them.
+    pub count: u64,
+    /// One of RFD_DTYPE_*, of both.
+    pub dtype: u32,
+}
+
+impl Flat {
+    /// As [`Tensors::locate`].
+    pub fn locate(&self, optimizer: &AnyOptimizer, list: &mut Vec<RawTensor>) -> Result<()> {
+        let format = dtype(self.dtype)?;
+        // Of an array that goes beyond the address space the optimizer says which tensor does.
+        let at = |array: u64, offset: u64| array.saturating_add(offset.saturating_mul(format.size() as u64));
+        let mut offset = 0_u64;
+        list.clear();
+        for spec in optimizer.specs() {
+            if spec.dtype != format {
+                let problem = format!(
+                    "was described as {} but the arrays are {format}; describe all tensors in the arrays' format, or take \
+                     rfd_optimizer_step, which has one for each",
+                    spec.dtype
+                );
+                return Err(Failure::tensor(&spec.name, problem));
+            }
+            list.push(RawTensor::new(at(self.params, offset), at(self.grads, offset), format));
+            offset = offset.saturating_add(spec.len()? as u64);
+        }
+        if offset != self.count {
+            let expected = format!(
+                "the optimizer's {} tensors have {offset} elements together; pass arrays that hold all of them, one after \
+                 the other in the order of the specs",
+                list.len()
+            );
+            return Err(Failure::invalid("count", self.count, &expected));
+        }
+        Ok(())
+    }
+}
+
 impl Tensors<'_> {
     /// Compares descriptors with what the optimizer was made for; the addresses, in `list`.
     pub fn locate(&self, optimizer: &AnyOptimizer, list: &mut Vec<RawTensor>) -> Result<()> {

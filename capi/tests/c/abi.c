@@ -1,9 +1,12 @@
 /* Every function of the C interface: what it does, and what it does with bad input. Its argument is an empty
  * folder. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include "check.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
+#include <time.h>
 
 static char folder[4000];
 
@@ -63,6 +66,10 @@ static void models(void) {
     CHECK(model == (rfd_model *)&m);
 
     m = moments();
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "must be a number", rfd_model_create("rq:", &m, &model));
+    OK(rfd_model_create("rq", &m, &model));
+    CHECK(!strcmp(rfd_model_covariance(model), "rational_quadratic:1.0"));
+    rfd_model_destroy(model);
     OK(rfd_model_create("rq:2", &m, &model));
     CHECK(!strcmp(rfd_model_covariance(model), "rational_quadratic:2.0"));
     CHECK(!strcmp(rfd_model_covariance(NULL), ""));
@@ -312,6 +319,7 @@ static void estimation(void) {
 typedef struct {
     int samples, reports;
     int fail_at, stop_at, forget_at; /* the callback fails, stops, or writes no loss at this call */
+    int exaggerate;                  /* it claims to have evaluated more than it was given */
 } user_t;
 
 static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, double *loss, double *sq_grad_norm) {
@@ -328,15 +336,18 @@ static int32_t sample(void *user_data, uint64_t batch_size, uint64_t seed, doubl
     return 0;
 }
 
-static int32_t sample_many(void *user_data, size_t count, const uint64_t *batch_sizes, const uint64_t *seeds, double *losses,
-                           double *sq_grad_norms, size_t *done) {
+static int32_t sample_many(void *user_data, size_t count, const uint64_t *sizes, const uint64_t *seeds, double *values,
+                           double *norms, size_t *done) {
     CHECK(count >= 1 && count <= 16 && *done == 0);
     for (size_t i = 0; i < count; i++) {
-        int32_t code = sample(user_data, batch_sizes[i], seeds[i], &losses[i], &sq_grad_norms[i]);
+        int32_t code = sample(user_data, sizes[i], seeds[i], &values[i], &norms[i]);
         if (code != 0) {
             return code;
         }
         *done = i + 1;
+    }
+    if (((user_t *)user_data)->exaggerate) {
+        *done = count + 1;
     }
     return 0;
 }
@@ -403,6 +414,10 @@ static void auto_fit(void) {
     OK(rfd_auto_fit_many(&options, 1000, 16, sample_many, NULL, &rest, &resumed, NULL, NULL));
     CHECK(rest.samples == user.samples - 59 && resumed.batches == fit.batches);
     CHECK(fabs(resumed.variance / fit.variance - 1) < 1e-9);
+    options.cache = NULL;
+    user_t exaggerating = {.exaggerate = 1};
+    FAILS(RFD_ERROR_CALLBACK, "*done = 17, but was given count = 16",
+          rfd_auto_fit_many(&options, 1000, 16, sample_many, NULL, &exaggerating, &resumed, NULL, NULL));
     FAILS(RFD_ERROR_NULL, "sample", rfd_auto_fit_many(NULL, 1000, 16, NULL, NULL, NULL, &resumed, NULL, NULL));
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "most_at_once",
           rfd_auto_fit_many(NULL, 1000, 0, sample_many, NULL, &rest, &resumed, NULL, NULL));
@@ -690,6 +705,20 @@ static void steps(void) {
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", rfd_optimizer_wait_report(optimizer, NULL, &status));
     FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_step_input_init(NULL, sizeof scalars));
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_input", rfd_step_input_init(&scalars, 1));
+
+    /* A loss that was forgotten is named by the report, whatever the method. */
+    rfd_optimizer *adaptive = NULL;
+    OK(rfd_adaptive_optimizer_create(NULL, NULL, specs, 3, &adaptive));
+    OK(rfd_step_input_init(&scalars, sizeof scalars));
+    CHECK(isnan(scalars.loss) && scalars.grad_scale == 1 && scalars.found_inf == 0);
+    memcpy(before, memory.f, sizeof before);
+    report.outcome = RFD_OUTCOME_NONE;
+    OK(STEP());
+    CHECK(report.outcome == RFD_OUTCOME_NON_FINITE_LOSS);
+    OK(rfd_optimizer_step(adaptive, params, grads, 3, &scalars, NULL, &report));
+    CHECK(report.outcome == RFD_OUTCOME_NON_FINITE_LOSS && report.skipped_steps == 1);
+    CHECK(!memcmp(before, memory.f, sizeof before));
+    rfd_optimizer_destroy(adaptive);
     rfd_optimizer_destroy(optimizer);
 
     /* No tensors at all. */
@@ -967,6 +996,214 @@ static void adaptive(void) {
     rfd_optimizer_destroy(first);
 }
 
+/* All parameters in one array, and gradients given one by one: the bits of the whole step, for both
+ * methods and also where the library uses its threads. */
+#define LONG 300000
+
+static void flat_and_by_tensor(void) {
+    const uint64_t rows[] = {300, 1000}, none[] = {0}, seven[] = {7};
+    const rfd_tensor_spec specs[] = {spec("w", rows, 2, RFD_DTYPE_F32), spec("empty", none, 1, RFD_DTYPE_F32),
+                                     spec("b", seven, 1, RFD_DTYPE_F32)};
+    const size_t count = LONG + 7;
+    float *p = malloc(count * sizeof *p), *p2 = malloc(count * sizeof *p), *p3 = malloc(count * sizeof *p);
+    float *g = malloc(count * sizeof *g);
+    CHECK(p && p2 && p3 && g);
+    rfd_tensor params[] = {tensor(p, LONG, RFD_DTYPE_F32), tensor(NULL, 0, RFD_DTYPE_F32),
+                           tensor(p + LONG, 7, RFD_DTYPE_F32)};
+    rfd_tensor params3[] = {tensor(p3, LONG, RFD_DTYPE_F32), tensor(NULL, 0, RFD_DTYPE_F32),
+                            tensor(p3 + LONG, 7, RFD_DTYPE_F32)};
+    rfd_tensor grads[] = {tensor(g, LONG, RFD_DTYPE_F32), tensor(NULL, 0, RFD_DTYPE_F32),
+                          tensor(g + LONG, 7, RFD_DTYPE_F32)};
+    rfd_model *model = new_model();
+    rfd_step_input scalars = input(2.0);
+    rfd_step_report report = {.size = sizeof report}, report2 = {.size = sizeof report2}, report3 = {.size = sizeof report3};
+    rfd_optimizer *whole = NULL, *flat = NULL, *by_tensor = NULL;
+#define STEP_FLAT() rfd_optimizer_step_flat(flat, p2, g, count, RFD_DTYPE_F32, &scalars, NULL, &report2)
+#define GIVE(k, from, many) rfd_optimizer_give_gradient(by_tensor, k, from, many, RFD_DTYPE_F32)
+#define FINISH() rfd_optimizer_finish(by_tensor, params3, 3, &scalars, &report3)
+    for (int method = 0; method < 2; method++) {
+        rfd_optimizer **const made[] = {&whole, &flat, &by_tensor};
+        for (int k = 0; k < 3; k++) {
+            OK(method == 0 ? rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 3, made[k])
+                           : rfd_adaptive_optimizer_create(NULL, NULL, specs, 3, made[k]));
+        }
+        for (size_t i = 0; i < count; i++) {
+            p[i] = p2[i] = p3[i] = (float)(i % 100) / 50 - 1;
+        }
+        p[3] = p2[3] = p3[3] = -0.0f;
+        for (int step = 0; step < 4; step++) {
+            for (size_t i = 0; i < count; i++) {
+                g[i] = (float)((i * 37 + (size_t)step) % 101) / 101 - 0.5f;
+            }
+            g[3] = -0.0f;
+            scalars.loss = 2.0 - 0.1 * step;
+            OK(rfd_optimizer_step(whole, params, grads, 3, &scalars, NULL, &report));
+            CHECK(report.outcome == RFD_OUTCOME_APPLIED);
+            OK(STEP_FLAT());
+            CHECK(!memcmp(&report, &report2, sizeof report) && !memcmp(p, p2, count * sizeof *p));
+            OK(GIVE(2, g + LONG, 7)); /* in any order */
+            OK(GIVE(1, NULL, 0));
+            OK(GIVE(0, g, LONG));
+            g[0] += 1; /* a copy was taken */
+            OK(FINISH());
+            CHECK(!memcmp(&report, &report3, sizeof report) && !memcmp(p, p3, count * sizeof *p));
+        }
+        if (method == 0) {
+            rfd_optimizer_destroy(whole);
+            rfd_optimizer_destroy(flat);
+            rfd_optimizer_destroy(by_tensor);
+        }
+    }
+    rfd_optimizer_destroy(flat);
+    rfd_optimizer_destroy(whole);
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 3, &flat));
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 3, &whole));
+
+    /* Accumulated: twice the gradient with a scale of 2 is the gradient. A tensor of which none was given has
+     * none. */
+    rfd_optimizer_destroy(by_tensor);
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, specs, 3, &by_tensor));
+    memcpy(p, p3, count * sizeof *p);
+    memcpy(p2, p3, count * sizeof *p);
+    grads[2].data = NULL;
+    OK(GIVE(0, g, LONG));
+    OK(rfd_optimizer_step(whole, params, grads, 3, &scalars, NULL, &report));
+    OK(GIVE(0, g, LONG));
+    scalars.grad_scale = 2;
+    OK(FINISH());
+    CHECK(!memcmp(&report, &report3, sizeof report) && !memcmp(p, p3, count * sizeof *p));
+    scalars.grad_scale = 1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of gradients = 0", FINISH());
+
+    /* A skipped step forgets what was given, an error does not. */
+    OK(GIVE(0, g, LONG));
+    scalars.found_inf = 1;
+    OK(FINISH());
+    CHECK(report3.outcome == RFD_OUTCOME_FOUND_INF && !memcmp(p, p3, count * sizeof *p));
+    scalars.found_inf = 0;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of gradients = 0", FINISH());
+    OK(GIVE(2, g + LONG, 7));
+    scalars.grad_scale = -1;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale", FINISH());
+    scalars.grad_scale = 1;
+    OK(rfd_optimizer_finish(by_tensor, params3, 3, &scalars, NULL));
+    CHECK(p3[LONG] != p[LONG] && !memcmp(p, p3, LONG * sizeof *p));
+
+    /* What is wrong is named. */
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_give_gradient(NULL, 0, g, LONG, RFD_DTYPE_F32));
+    FAILS(RFD_ERROR_NULL, "grad", GIVE(0, NULL, LONG));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "index = 3: the optimizer was made for 3 tensors", GIVE(3, g, LONG));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "index", GIVE(SIZE_MAX, g, LONG));
+    FAILS(RFD_ERROR_TENSOR, "`b`: was described with 7 elements but its gradient has 8", GIVE(2, g, 8));
+    FAILS(RFD_ERROR_TENSOR, "`b`", GIVE(2, g, UINT64_MAX));
+    FAILS(RFD_ERROR_TENSOR, "`b`: its gradient at", GIVE(2, (char *)g + 1, 7));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "dtype", rfd_optimizer_give_gradient(by_tensor, 2, g, 7, 4));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of gradients = 0", FINISH());
+    OK(GIVE(0, g, LONG));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_finish(NULL, params3, 3, &scalars, &report3));
+    FAILS(RFD_ERROR_NULL, "params", rfd_optimizer_finish(by_tensor, NULL, 3, &scalars, &report3));
+    FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_optimizer_finish(by_tensor, params3, 3, NULL, &report3));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of params = 2", rfd_optimizer_finish(by_tensor, params3, 2, &scalars, &report3));
+    params3[2].data = p3;
+    FAILS(RFD_ERROR_TENSOR, "shares memory", FINISH());
+    params3[2].data = p3 + LONG;
+    params3[0].device_kind = RFD_DEVICE_CUDA;
+    FAILS(RFD_ERROR_TENSOR, "`w`: its parameter is on device kind 1", FINISH());
+    params3[0].device_kind = RFD_DEVICE_CPU;
+    scalars.loss_address = &scalars;
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss = address", FINISH());
+    scalars.loss_address = NULL;
+    report3.size = 4;
+    FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_step_report", FINISH());
+    report3.size = sizeof report3;
+    OK(FINISH());
+
+    memcpy(p, p2, count * sizeof *p);
+#define FLAT(a, b, many, type, stream) rfd_optimizer_step_flat(flat, a, b, many, type, &scalars, stream, &report2)
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_step_flat(NULL, p2, g, count, RFD_DTYPE_F32, &scalars, NULL, NULL));
+    FAILS(RFD_ERROR_NULL, "params", FLAT(NULL, g, count, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_NULL, "grads", FLAT(p2, NULL, count, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_optimizer_step_flat(flat, p2, g, count, RFD_DTYPE_F32, NULL, NULL, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "count = 300006: the optimizer's 3 tensors have 300007 elements together",
+          FLAT(p2, g, count - 1, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "count", FLAT(p2, g, UINT64_MAX, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "count", FLAT(NULL, NULL, 0, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_TENSOR, "`w`: was described as f32 but the arrays are bf16", FLAT(p2, g, count, RFD_DTYPE_BF16, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "dtype", FLAT(p2, g, count, 4, NULL));
+    FAILS(RFD_ERROR_TENSOR, "aligned", FLAT((char *)p2 + 2, g, count, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_TENSOR, "shares memory", FLAT(p2, p2 + 10, count, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_TENSOR, "beyond", FLAT((void *)(UINTPTR_MAX - 15), g, count, RFD_DTYPE_F32, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", FLAT(p2, g, count, RFD_DTYPE_F32, g));
+    CHECK(!memcmp(p, p2, count * sizeof *p));
+    rfd_optimizer_destroy(whole);
+    rfd_optimizer_destroy(flat);
+    rfd_optimizer_destroy(by_tensor);
+
+    /* Formats in any mixture: a sum is in float until a gradient is double. */
+    const rfd_tensor_spec mixed[] = {spec("h", seven, 1, RFD_DTYPE_BF16), spec("d", seven, 1, RFD_DTYPE_F64)};
+    OK(rfd_adaptive_optimizer_create(NULL, NULL, mixed, 2, &whole));
+    OK(rfd_adaptive_optimizer_create(NULL, NULL, mixed, 2, &by_tensor));
+    uint16_t h[7] = {0x3f80, 0x4000}, h2[7] = {0x3f80, 0x4000}; /* 1, 2 */
+    const uint16_t halves[7] = {0x3f80, 0xbf80, 0x4000};        /* 1, -1, 2 */
+    double d[7] = {3}, d2[7] = {3}, doubles[7] = {1e-12, 2}, sum[7] = {2 + 1e-12, 0, 4};
+    rfd_tensor list[] = {tensor(h, 7, RFD_DTYPE_BF16), tensor(d, 7, RFD_DTYPE_F64)};
+    rfd_tensor list2[] = {tensor(h2, 7, RFD_DTYPE_BF16), tensor(d2, 7, RFD_DTYPE_F64)};
+    rfd_tensor sums[] = {tensor((void *)halves, 7, RFD_DTYPE_BF16), tensor(sum, 7, RFD_DTYPE_F64)};
+    for (int step = 0; step < 3; step++) {
+        OK(rfd_optimizer_step(whole, list, sums, 2, &scalars, NULL, &report));
+        OK(rfd_optimizer_give_gradient(by_tensor, 0, halves, 7, RFD_DTYPE_BF16));
+        OK(rfd_optimizer_give_gradient(by_tensor, 1, halves, 7, RFD_DTYPE_BF16));
+        OK(rfd_optimizer_give_gradient(by_tensor, 1, doubles, 7, RFD_DTYPE_F64));
+        OK(rfd_optimizer_give_gradient(by_tensor, 1, (const float[7]){1, -1, 2}, 7, RFD_DTYPE_F32));
+        OK(rfd_optimizer_finish(by_tensor, list2, 2, &scalars, &report3));
+        CHECK(!memcmp(&report, &report3, sizeof report) && !memcmp(h, h2, sizeof h) && !memcmp(d, d2, sizeof d));
+    }
+    rfd_optimizer_destroy(whole);
+    rfd_optimizer_destroy(by_tensor);
+
+    /* No tensors at all. */
+    OK(rfd_fitted_optimizer_create(FITTED(model), NULL, NULL, 0, &flat));
+    OK(rfd_optimizer_step_flat(flat, NULL, NULL, 0, RFD_DTYPE_F32, &scalars, NULL, &report2));
+    CHECK(report2.outcome == RFD_OUTCOME_ZERO_GRADIENT);
+    OK(rfd_optimizer_finish(flat, NULL, 0, &scalars, &report2));
+    CHECK(report2.outcome == RFD_OUTCOME_ZERO_GRADIENT);
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "index", rfd_optimizer_give_gradient(flat, 0, NULL, 0, RFD_DTYPE_F32));
+    rfd_optimizer_destroy(flat);
+    rfd_model_destroy(model);
+    free(p);
+    free(p2);
+    free(p3);
+    free(g);
+}
+
+/* The number of threads; 0 where the system does not tell. */
+static int running_threads(void) {
+    DIR *tasks = opendir("/proc/self/task");
+    int count = 0;
+    for (struct dirent *task; tasks && (task = readdir(tasks));) {
+        count += task->d_name[0] != '.';
+    }
+    if (tasks) {
+        closedir(tasks);
+    }
+    return count;
+}
+
+/* Before anything else, as the library's threads are started once. */
+static void number_of_threads(void) {
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "at least 1", rfd_set_threads(0));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "at most 1024", rfd_set_threads(1025));
+    OK(rfd_set_threads(3));
+    OK(rfd_set_threads(3));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "count = 2: 3 threads are running already; call rfd_set_threads before",
+          rfd_set_threads(2));
+    /* The threads that were tried out end by themselves. */
+    for (int i = 0; i < 1000 && running_threads() > 4; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    CHECK(running_threads() == 0 || running_threads() == 4);
+}
+
 /* Threads: each its own optimizer, and several with one. */
 typedef struct {
     rfd_optimizer *optimizer;
@@ -1050,6 +1287,7 @@ int main(int argc, char **argv) {
     strcpy(folder, argv[1]);
     make_samples();
     versions();
+    number_of_threads();
     models();
     estimation();
     auto_fit();
@@ -1057,6 +1295,7 @@ int main(int argc, char **argv) {
     steps();
     settings_and_states();
     adaptive();
+    flat_and_by_tensor();
     threads();
     printf("%d checks passed\n", checks);
     return 0;

@@ -201,6 +201,36 @@ int main(void) {
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
 
+    /* Gradients are not taken one by one. */
+    FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_give_gradient(gpu, 0, gradients[0].bytes, counts[0], dtypes[0]));
+    FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_finish(gpu, device_params, TENSORS, &input, NULL));
+
+    /* All tensors of one format in one array. */
+    rfd_tensor_spec flat_specs[2] = {specs[0], specs[0]};
+    const uint64_t parts[2] = {4000, 1000};
+    for (int k = 0; k < 2; k++) {
+        flat_specs[k].shape = &parts[k];
+        flat_specs[k].name = k == 0 ? "first" : "second";
+    }
+    rfd_optimizer *flat_cpu = NULL, *flat_gpu = NULL;
+    OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_gpu));
+    options.device_kind = RFD_DEVICE_CPU;
+    OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_cpu));
+    void *array = device_params[0].data, *array_of_gradients = device_grads[0].data;
+    for (int i = 0; i < 3; i++) {
+        input.loss = device_input.loss = 2.0 - 0.1 * i;
+        OK(rfd_optimizer_step_flat(flat_cpu, values[0].bytes, gradients[0].bytes, 5000, RFD_DTYPE_F32, &input, NULL, &report));
+        OK(rfd_optimizer_step_flat(flat_gpu, array, array_of_gradients, 5000, RFD_DTYPE_F32, &device_input, stream, NULL));
+        OK(rfd_optimizer_wait_report(flat_gpu, stream, &status));
+        CHECK(report.outcome == RFD_OUTCOME_APPLIED && !memcmp(&report, &status, sizeof report));
+        same_values();
+    }
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "report",
+          rfd_optimizer_step_flat(flat_gpu, array, array_of_gradients, 5000, RFD_DTYPE_F32, &device_input, stream, &report));
+    rfd_optimizer_destroy(flat_cpu);
+    rfd_optimizer_destroy(flat_gpu);
+    input.loss = device_input.loss = 2.0;
+
     /* The split form. */
     double *norm = NULL, *device_norm = NULL;
     OK(rfd_optimizer_squared_norm(cpu, params, grads, TENSORS, NULL, &norm));

@@ -31,7 +31,7 @@ struct thrown {
     int value;
 };
 
-static void callbacks() {
+static void estimation(const std::string &folder) {
     auto options = rfd::auto_fit_options();
     int calls = 0, reports = 0;
     // Exceptions of any type pass through, and the library works after them.
@@ -73,6 +73,66 @@ static void callbacks() {
     CHECK(status_of([&] { twice.push(NAN, 4, 20); }) == RFD_ERROR_INVALID_ARGUMENT);
     CHECK(status_of([&] { twice.push_csv("nowhere"); }) == RFD_ERROR_IO);
     CHECK(status_of([&] { rfd::fit_csv("nowhere"); }) == RFD_ERROR_IO);
+
+    // Many at once: the same samples. What was drawn before an exception counts, too many are refused.
+    const auto sample_many = [](const std::vector<rfd::batch_request> &requests, std::vector<rfd::batch_sample> &drawn) {
+        CHECK(!requests.empty() && requests.size() <= 16 && drawn.empty());
+        for (const auto &request : requests) {
+            drawn.push_back(sample(request.batch_size, request.seed));
+        }
+    };
+    int seen = 0;
+    const auto many = rfd::auto_fit_many(options, 1000, 16, sample_many, [&](const rfd_progress &) { return ++seen > 0; });
+    CHECK(many.fit.batches == fitted.fit.batches && many.fit.mean == fitted.fit.mean && seen > 1);
+    const std::string cache = folder + "/cache.csv";
+    options.cache = cache.c_str();
+    try {
+        rfd::auto_fit_many(options, 1000, 16, [&](const auto &requests, auto &drawn) {
+            sample_many(requests, drawn);
+            drawn.resize(3);
+            throw thrown{8};
+        });
+        CHECK(false);
+    } catch (const thrown &caught) {
+        CHECK(caught.value == 8);
+    }
+    rfd::statistics kept;
+    kept.push_csv(cache);
+    CHECK(kept.batches() == 3);
+    options.cache = nullptr;
+    CHECK(status_of([&] {
+              rfd::auto_fit_many(options, 1000, 16, [&](const auto &requests, auto &drawn) {
+                  sample_many(requests, drawn);
+                  drawn.push_back({1, 1});
+              });
+          }) == RFD_ERROR_CALLBACK);
+    CHECK(status_of([&] {
+              rfd::auto_fit_many(options, 1000, 16, sample_many, [](const rfd_progress &) { return false; });
+          }) == RFD_ERROR_STOPPED);
+    CHECK(status_of([&] { rfd::auto_fit_many(options, 1000, 16, {}); }) == RFD_ERROR_NULL);
+    CHECK(status_of([&] { rfd::auto_fit_many(options, 1000, 0, sample_many); }) == RFD_ERROR_INVALID_ARGUMENT);
+
+    // From arrays.
+    std::vector<double> losses, squares;
+    std::vector<std::uint64_t> sizes;
+    for (std::uint64_t i = 0; i < 200; i++) {
+        sizes.push_back(i % 2 == 0 ? 20 : 200);
+        const auto drawn = sample(sizes.back(), i * 0x9E3779B97F4A7C15);
+        losses.push_back(drawn.loss);
+        squares.push_back(drawn.sq_grad_norm);
+    }
+    const rfd_fit fit = rfd::fit_array(losses, squares, sizes);
+    rfd::statistics pushed;
+    pushed.push_array(losses, squares, sizes);
+    CHECK(pushed.fit().variance == fit.variance && fit.batches == 200);
+    CHECK(rfd::fit_further_examples(fit, 10) == 0 && rfd::fit_further_examples(fit, 1e-4) > 1000);
+    squares.pop_back();
+    CHECK(status_of([&] { rfd::fit_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    squares.push_back(-1);
+    CHECK(status_of([&] { pushed.push_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    sizes.pop_back();
+    CHECK(status_of([&] { pushed.push_array(losses, squares, sizes); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(pushed.batches() == 200);
 
     const rfd::design design(0.05, 1.0, 20, 0, RFD_DESIGN_C_OPTIMAL);
     const auto points = design.points();
@@ -144,11 +204,39 @@ static void adaptive_steps() {
     double b = 1, b_gradient = 2;
     const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 2), rfd::host_tensor(&b, 1)};
     const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 2), rfd::host_tensor(&b_gradient, 1)};
+    CHECK(optimizer.step(params, grads, rfd::step_input()).outcome == RFD_OUTCOME_NON_FINITE_LOSS);
     CHECK(optimizer.step(params, grads, rfd::step_input(0.5)).outcome == RFD_OUTCOME_LOSS_BELOW_BOUND);
     CHECK(optimizer.step(params, grads, rfd::step_input(2)).outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
     CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
     adaptive.averaging = 1;
     CHECK(status_of([&] { rfd::optimizer(adaptive, options, {}); }) == RFD_ERROR_INVALID_ARGUMENT);
+}
+
+/* One array and tensor by tensor: the steps of the whole form. */
+static void other_forms() {
+    const auto options = rfd::optimizer_options();
+    const std::vector<rfd::tensor_spec> specs{{"w", {2, 2}}, {"b", {3}}};
+    rfd::optimizer whole(rfd::adaptive(), options, specs), flat(rfd::adaptive(), options, specs),
+        by_tensor(rfd::adaptive(), options, specs);
+    std::vector<float> p{1, 2, 3, 4, 5, 6, 7}, p2 = p, p3 = p, g{1, -1, 2, 0, 3, 1, -2};
+    for (int i = 0; i < 5; i++) {
+        const auto input = rfd::step_input(3 - 0.1 * i);
+        const auto report = whole.step({rfd::host_tensor(p.data(), 4), rfd::host_tensor(&p[4], 3)},
+                                       {rfd::host_tensor(g.data(), 4), rfd::host_tensor(&g[4], 3)}, input);
+        const std::vector<float> &only_read = g;
+        CHECK(flat.step_flat(p2.data(), only_read.data(), 7, input).step_size == report.step_size && p2 == p);
+        by_tensor.give_gradient(1, &only_read[4], 3);
+        by_tensor.give_gradient(0, only_read.data(), 4, RFD_DTYPE_F32);
+        CHECK(by_tensor.finish({rfd::host_tensor(p3.data(), 4), rfd::host_tensor(&p3[4], 3)}, input).step_size ==
+                  report.step_size &&
+              p3 == p);
+        g[static_cast<std::size_t>(i)] += 0.5f;
+    }
+    CHECK(status_of([&] { flat.step_flat(p2.data(), g.data(), 6, rfd::step_input(1)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { flat.step_flat_on(&p, p2.data(), g.data(), 7, RFD_DTYPE_F32, rfd::step_input(1)); }) ==
+          RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { by_tensor.finish({}, rfd::step_input(1)); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { by_tensor.give_gradient(2, g.data(), 4); }) == RFD_ERROR_INVALID_ARGUMENT);
 }
 
 int main(int argc, char **argv) {
@@ -157,8 +245,12 @@ int main(int argc, char **argv) {
         return 2;
     }
     rfd::check_abi();
-    callbacks();
+    rfd::set_threads(1);
+    CHECK(status_of([&] { rfd::set_threads(2); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(rfd::version().size() >= 5 && rfd::status_string(RFD_ERROR_TENSOR) == "RFD_ERROR_TENSOR");
+    estimation(argv[1]);
     models_and_steps(argv[1]);
     adaptive_steps();
+    other_forms();
     std::printf("%d checks passed\n", checks);
 }

@@ -1,9 +1,10 @@
 //! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
 //!
 //! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`update`] changes
-//! parameters, [`element`] reads and writes number formats, [`rounding`] draws the bits of stochastic
-//! rounding.
+//! parameters, [`accumulate`] adds gradients up, [`element`] reads and writes number formats, [`rounding`]
+//! draws the bits of stochastic rounding.
 
+mod accumulate;
 mod element;
 mod float_env;
 mod reduce;
@@ -11,6 +12,7 @@ mod rounding;
 mod sum;
 mod update;
 
+pub(crate) use accumulate::GradSum;
 pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
 pub(crate) use reduce::{LockSums, Moving, SquaredNorms, averaged_norms, lock_sums, squared_norms};

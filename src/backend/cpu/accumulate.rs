@@ -1,0 +1,150 @@
+//! Sums of gradients, element by element.
+
+use rayon::prelude::*;
+
+use super::element::{BLOCK, Compute, Load};
+use super::{SERIAL_BELOW, TASK, run};
+use crate::tensor::GradRef;
+
+/// Gradients of one tensor, added up in the order in which they come: in f64 as soon as one of them is f64,
+/// in f32 until then. A single one keeps its values to the bit.
+#[derive(Clone, Debug)]
+pub(crate) enum GradSum {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+impl Default for GradSum {
+    fn default() -> Self {
+        GradSum::F32(Vec::new())
+    }
+}
+
+impl GradSum {
+    /// What has been added up.
+    pub fn get(&self) -> GradRef<'_> {
+        match self {
+            GradSum::F32(sums) => GradRef::F32(sums),
+            GradSum::F64(sums) => GradRef::F64(sums),
+        }
+    }
+
+    /// Begins anew with one gradient, in the memory that is there where it fits. Nothing happens where the
+    /// gradient is missing.
+    pub fn set(&mut self, grad: GradRef<'_>) {
+        match (&mut *self, grad) {
+            (_, GradRef::Missing) => {}
+            (GradSum::F64(sums), GradRef::F64(g)) => {
+                sums.resize(g.len(), 0.0);
+                each(sums, g, set);
+            }
+            (_, GradRef::F64(g)) => *self = GradSum::F64(g.to_vec()),
+            (GradSum::F32(sums), _) => {
+                sums.resize(grad.len().unwrap_or(0), 0.0);
+                match grad {
+                    GradRef::F32(g) => each(sums, g, set),
+                    GradRef::F16(g) => each(sums, g, set),
+                    GradRef::BF16(g) => each(sums, g, set),
+                    GradRef::F64(_) | GradRef::Missing => {}
+                }
+            }
+            (GradSum::F64(_), _) => {
+                *self = GradSum::default();
+                self.set(grad);
+            }
+        }
+    }
+
+    /// Adds a gradient of the same length. Nothing happens where it is missing.
+    pub fn add(&mut self, grad: GradRef<'_>) {
+        match (&mut *self, grad) {
+            (_, GradRef::Missing) => {}
+            (GradSum::F32(sums), GradRef::F32(g)) => each(sums, g, add),
+            (GradSum::F32(sums), GradRef::F16(g)) => each(sums, g, add),
+            (GradSum::F32(sums), GradRef::BF16(g)) => each(sums, g, add),
+            (GradSum::F64(sums), GradRef::F32(g)) => each(sums, g, add),
+            (GradSum::F64(sums), GradRef::F16(g)) => each(sums, g, add),
+            (GradSum::F64(sums), GradRef::BF16(g)) => each(sums, g, add),
+            (GradSum::F64(sums), GradRef::F64(g)) => each(sums, g, add),
+            (GradSum::F32(sums), GradRef::F64(_)) => {
+                let mut wide = vec![0.0; sums.len()];
+                each(&mut wide, sums.as_slice(), set);
+                *self = GradSum::F64(wide);
+                self.add(grad);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn set<T>(sum: &mut T, g: T) {
+    *sum = g;
+}
+
+#[inline(always)]
+fn add<T: Compute>(sum: &mut T, g: T) {
+    *sum = *sum + g;
+}
+
+/// Calls `change` for each pair of elements, in parallel.
+fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], change: impl Fn(&mut T, T) + Sync) {
+    let work = |(sums, grad): (&mut [T], &[G])| {
+        run(
+            #[inline(always)]
+            || {
+                let mut buffer = [T::default(); BLOCK];
+                for (sums, grad) in sums.chunks_mut(BLOCK).zip(grad.chunks(BLOCK)) {
+                    for (sum, &g) in sums.iter_mut().zip(G::load(grad, &mut buffer)) {
+                        change(sum, g);
+                    }
+                }
+            },
+        );
+    };
+    if sums.len() < SERIAL_BELOW {
+        work((sums, grad));
+    } else {
+        sums.par_chunks_mut(TASK).zip(grad.par_chunks(TASK)).for_each(work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn values(sum: &GradSum) -> (Vec<f64>, bool) {
+        match sum {
+            GradSum::F32(sums) => (sums.iter().map(|&x| f64::from(x)).collect(), false),
+            GradSum::F64(sums) => (sums.clone(), true),
+        }
+    }
+
+    #[test]
+    fn sums_are_in_f64_as_soon_as_a_gradient_is() {
+        let mut sum = GradSum::default();
+        sum.set(GradRef::BF16(&[bf16::from_f32(1.5), bf16::from_f32(-0.0)]));
+        assert!(matches!(sum.get(), GradRef::F32(&[1.5, zero]) if zero.is_sign_negative()));
+        sum.add(GradRef::F16(&[f16::from_f32(0.25), f16::from_f32(2.0)]));
+        sum.add(GradRef::F32(&[1.0, 1e-9]));
+        sum.add(GradRef::Missing);
+        assert_eq!(values(&sum), (vec![2.75, 2.0], false));
+        sum.add(GradRef::F64(&[0.0, 1e-9]));
+        assert_eq!(values(&sum), (vec![2.75, 2.0 + 1e-9], true));
+        sum.add(GradRef::F32(&[1e-9, 0.0]));
+        assert_eq!(values(&sum).0[0], 2.75 + f64::from(1e-9_f32));
+        sum.set(GradRef::F64(&[3.0]));
+        assert_eq!(values(&sum), (vec![3.0], true));
+        sum.set(GradRef::F32(&[4.0, 5.0]));
+        assert_eq!(values(&sum), (vec![4.0, 5.0], false));
+    }
+
+    #[test]
+    fn long_gradients_are_added_everywhere() {
+        let list: Vec<f32> = (0..SERIAL_BELOW + 777).map(|k| k as f32).collect();
+        let mut sum = GradSum::default();
+        sum.set(GradRef::F32(&list));
+        sum.add(GradRef::F32(&list));
+        assert!(values(&sum).0.iter().zip(&list).all(|(sum, &g)| *sum == 2.0 * f64::from(g)));
+    }
+}
