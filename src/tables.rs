@@ -98,7 +98,7 @@ impl Layout {
     /// else.
     ///
     /// # Errors
-    /// Names what several columns might be meant.
+    /// Names the columns of which each may be meant.
     pub fn column(&self, wanted: &str) -> Result<Option<usize>, String> {
         let matching = |same: fn(&str, &str) -> bool| -> Vec<usize> {
             (0..self.names.len()).filter(|&k| same(&self.names[k], wanted)).collect()
