@@ -45,6 +45,8 @@ pub mod files;
 mod moments;
 mod numeric;
 pub mod optimizer;
+#[doc(hidden)]
+pub mod tables;
 mod tensor;
 
 pub use error::{Error, Result};

@@ -238,6 +238,10 @@ fn caches_of_others_are_read_and_kept_in_their_form() {
     for (header, row) in [
         ("run,time,batchsize,grad_norm,loss", "7,0.5,30,50.25,2.5"),
         ("loss,sq_grad_norm,grad_norm,batchsize,time,note", "2.5,2525.0625,50.25,30,0.5,\"x, y\""),
+        ("Loss;Grad_Norm;Batch_Size;Time", "2.5;50.25;30.0;0.5"),
+        ("loss\tbatch size\tgrad-norm", "2.5\t3e1\t50.25"),
+        ("# by hand\n# loss,grad_norm,batchsize", "# seed 3\n2.5,50.25,3.0e+01"),
+        ("loss,grad_norm,batchsize", "2.5,50.25,30\n# to be gone on with"),
     ] {
         let path = folder.path().join("other.csv");
         std::fs::write(&path, format!("{header}\n{row}\n")).unwrap();
@@ -252,6 +256,17 @@ fn caches_of_others_are_read_and_kept_in_their_form() {
         assert_eq!(small(Some(&path)).run(&mut sampler, &mut go_on).unwrap().fit, fitted.fit);
         assert_eq!(sampler.calls, 0);
     }
+}
+
+#[test]
+fn rows_are_not_added_to_a_comment() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cache.csv");
+    let content = "loss,grad_norm,batchsize\r\n2.5,50.25,30\r\n# to be gone on with";
+    std::fs::write(&path, content).unwrap();
+    let fitted = small(Some(&path)).run(&mut cost(), &mut go_on).unwrap();
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with(&format!("{content}\r\n")));
+    assert_eq!(read_samples(&path).unwrap().len() as u64, fitted.fit.batches);
 }
 
 #[test]

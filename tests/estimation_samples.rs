@@ -43,6 +43,94 @@ fn columns_in_any_order_and_company() {
     assert_eq!(read("loss,grad_norm,batchsize,time\n"), Ok(vec![]));
 }
 
+/// What tools write, one row for each: it says what [`SAMPLE`] is, or the words of the error.
+#[test]
+fn files_as_tools_write_them() {
+    for content in [
+        // Batch sizes as floats: pandas with a gap in the column, C, numpy, by hand.
+        "loss,grad_norm,batchsize\n-2.5,3,20.0\n",
+        "loss,grad_norm,batchsize\n-2.5,3,20.\n",
+        "loss,grad_norm,batchsize\n-2.5,3,2.0e+01\n",
+        "loss,grad_norm,batchsize\n-2.5,3,2e1\n",
+        "loss,grad_norm,batchsize\n-2.5,3,2E1\n",
+        "loss,grad_norm,batchsize\n-2.5,3,\"20.0\"\n",
+        // Separators.
+        "loss;grad_norm;batchsize\n-2.5;3;20\n",
+        "loss\tgrad_norm\tbatchsize\n-2.5\t3\t20\n",
+        "loss;grad_norm;batchsize;note\n-2.5;3;20;\"a; b\"\n",
+        "loss;grad_norm;batchsize;note, free\n-2.5;3;20;a, \"b\n",
+        // Spellings.
+        "Loss,Grad_Norm,BatchSize\n-2.5,3,20\n",
+        "LOSS,GRAD_NORM,BATCH_SIZE\n-2.5,3,20\n",
+        "loss,grad-norm,batch-size\n-2.5,3,20\n",
+        "loss,gradNorm,batch size\n-2.5,3,20\n",
+        "Loss;SqGradNorm;Batch_Size\r\n-2.5;9;20.0\r\n",
+        // The exact name is meant where both are there.
+        "Loss,loss,grad_norm,batchsize,batch_size\n7,-2.5,3,20,x\n",
+        // The index column of pandas.
+        ",loss,grad_norm,batchsize\n0,-2.5,3,20.0\n",
+        // Comments, before and behind the header, with quotes, empty, at the end without a line break.
+        "# run 7, \"lr\nloss,grad_norm,batchsize\n#\n# seed 3\n-2.5,3,20\n# end",
+        "#\r\nloss,grad_norm,batchsize\r\n# seed 3\r\n-2.5,3,20\r\n",
+        // numpy.savetxt with a header.
+        "# loss,grad_norm,batchsize\n-2.500000000000000000e+00,3.000000000000000000e+00,2.000000000000000000e+01\n",
+        "#seed 3\n#loss;grad_norm;batchsize\n-2.5;3;2e+01\n",
+    ] {
+        assert_eq!(read(content), Ok(vec![SAMPLE]), "{content}");
+    }
+    for (content, words) in [
+        ("loss,grad_norm,batchsize\n1,1,20.5\n", &["row 2", "`batchsize`: `20.5` is not a whole number"][..]),
+        ("loss,grad_norm,batchsize\n1,1,0.0\n", &["row 2", "`0.0` is too small", "at least 1"]),
+        ("loss,grad_norm,batchsize\n1,1,9007199254740993.0\n", &["row 2", "all of its digits"]),
+        ("loss;grad_norm;batchsize\n1,5;1;20\n", &["row 2", "`loss`: `1,5`", "decimal point"]),
+        ("loss grad_norm batchsize\n1 1 20\n", &["row 1", "no column `", "`loss grad_norm batchsize`"]),
+        ("loss,grad_norm,n\n1,1,20\n", &["row 1", "no column `batchsize`", "`loss`, `grad_norm`, `n`"]),
+        (
+            "Batch_Size,BATCHSIZE,loss,grad_norm\n1,1,1,1\n",
+            &["row 1", "`Batch_Size` and `BATCHSIZE`", "rename"],
+        ),
+        ("loss;grad_norm;batchsize\n1,1,20\n", &["row 2", "1 fields where the header has 3"]),
+        ("# a\n\nloss,grad_norm,batchsize\n# b\n1,x,20\n", &["row 5", "`grad_norm`"]),
+        ("# a\nloss,grad_norm\n1,1\n", &["row 2 has no column `batchsize`"]),
+        // Row 3 is a sample of whoever numbers them #1, #2, and a comment for others.
+        ("id,loss,grad_norm,batchsize\n1,1,1,20\n#2,1,1,20\n", &["row 3", "comment", "holds a sample"]),
+        ("# loss,grad_norm\n1,1,20\n", &["row 2", "header"]),
+        ("# nothing else", &["row 1", "header", "is missing"]),
+    ] {
+        let error = read(content).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{content}: {error}");
+    }
+    // A sample that was taken out, by a mark on its first value.
+    assert_eq!(read("loss,grad_norm,batchsize\n-2.5,3,20\n#99,3,20\n"), Ok(vec![SAMPLE]));
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes, words) in [
+        ("packed.csv", &b"\x1f\x8b\x08\x00\x00"[..], "gzip -d"),
+        ("excel.csv", b"\xff\xfel\x00o\x00s\x00s\x00\n\x00", "UTF-16: save it as UTF-8"),
+    ] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let error = read_samples(&path).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(words), "{error}");
+    }
+}
+
+/// Another program's file, whose batch sizes are floats.
+#[test]
+fn a_file_of_float_batch_sizes() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/cases/float_batch.csv");
+    let Ok(content) = std::fs::read_to_string(path) else {
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "skipped: {path} not found");
+        return;
+    };
+    assert!(content.contains(",16.0,"));
+    let samples = read(&content).unwrap();
+    assert_eq!((samples.len(), samples[0].batch_size), (content.lines().count() - 1, 16));
+    let digits = content.replace(".0,", ",");
+    assert_ne!(digits, content);
+    assert_eq!(read(&digits).unwrap(), samples);
+}
+
 #[test]
 fn errors_name_row_and_column() {
     let head = "loss,grad_norm,batchsize,time\n1,1,20,0\n";

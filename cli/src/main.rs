@@ -4,6 +4,7 @@ mod bench;
 mod commands;
 mod data;
 mod error;
+mod input;
 mod interrupt;
 mod machine;
 mod network;
@@ -18,9 +19,9 @@ mod training;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{bench as benchmark, doctor, fit, plan, step_size, train};
+use commands::{bench as benchmark, doctor, fit, plan, shell, step_size, train};
 use error::CliError;
 
 /// Training allocates and frees hundreds of megabytes a second in large pieces, which the system's allocator
@@ -44,6 +45,8 @@ enum Command {
     Plan(plan::PlanArgs),
     Doctor(doctor::DoctorArgs),
     Bench(benchmark::BenchArgs),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +61,8 @@ fn main() -> ExitCode {
         Command::StepSize(args) => step_size::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => benchmark::run(&args),
+        Command::Completions(args) => shell::completions(&args, Cli::command()),
+        Command::Man(args) => shell::man(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

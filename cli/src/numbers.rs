@@ -1,4 +1,9 @@
-//! Numbers in tables and messages, which may be of any size.
+//! Numbers in tables and messages, which may be of any size, and whole numbers on the command line.
+
+use std::ops::RangeInclusive;
+
+use clap::builder::{StringValueParser, TypedValueParser};
+use rfdescent::tables::whole_number;
 
 /// No text of a number in a message is longer than this: the sign and 19 digits.
 const LONGEST: usize = 20;
@@ -20,6 +25,18 @@ pub fn shortened(text: String) -> String {
 /// With a fixed number of decimals, and with an exponent where that would be no table any more.
 pub fn fixed(value: f64, decimals: usize) -> String {
     if value.abs() >= 1e9 { format!("{value:.decimals$e}") } else { format!("{value:.decimals$}") }
+}
+
+/// Reads an option's whole number, written as tools write them (`1e4`, `16.0`), within a range.
+pub fn whole<T>(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = T>
+where
+    T: TryFrom<u64> + Clone + Send + Sync + 'static,
+{
+    StringValueParser::new().try_map(move |text| {
+        let number = whole_number(&text).map_err(|problem| format!("it {problem}"))?;
+        let outside = || format!("{text} is not in {}..={}", range.start(), range.end());
+        if range.contains(&number) { T::try_from(number).map_err(|_| outside()) } else { Err(outside()) }
+    })
 }
 
 #[cfg(test)]

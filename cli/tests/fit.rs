@@ -145,6 +145,63 @@ fn the_model_file_holds_the_fit() {
     assert_eq!(got["model"], "matern:1.5");
 }
 
+/// What tools write and where it comes from, one row for each: the fit is that of the plain file.
+#[test]
+fn samples_as_tools_write_them() {
+    use std::io::Write;
+    let folder = tempfile::tempdir().unwrap();
+    let plain = exact_samples(folder.path());
+    let text = fs::read_to_string(&plain).unwrap();
+    let packed = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let more = ["--json", "--dims", "1000", "--tolerance", "9"];
+    let want = json(fit().arg(&plain).args(more));
+    for dims in ["1000.0", "1e3", "1.0e+03", "+1000"] {
+        assert_eq!(
+            json(fit().arg(&plain).args(["--json", "--tolerance", "9", "--dims", dims])),
+            want,
+            "{dims}"
+        );
+    }
+    let other = text.replace(",20,", ",2.0e+01,").replace(',', ";").replace("batchsize", "Batch_Size");
+    for (name, content) in [
+        ("semicolons.csv", other.clone().into_bytes()),
+        ("samples.csv.gz", packed(&text)),
+        ("packed-without-suffix.csv", packed(&other)),
+        ("unpacked-with-suffix.csv.gz", text.clone().into_bytes()),
+        // As `cat one.gz two.gz` makes it.
+        ("members.csv.gz", [packed(&text[..100]), packed(&text[100..])].concat()),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, &content).unwrap();
+        assert_eq!(json(fit().arg(&path).args(more)), want, "{name}");
+        assert_eq!(json(fit().arg("-").args(more).write_stdin(content)), want, "{name}, standard input");
+    }
+    let plot = folder.path().join("fit.svg");
+    fit().arg("-").args(more).arg("--plot").arg(&plot).write_stdin(text.clone()).assert().success();
+    assert!(plot.exists());
+
+    refused(
+        fit().arg("-").write_stdin("loss,grad_norm,batchsize\n1,1,x\n"),
+        1,
+        &["standard input: row 2", "`x`"],
+    );
+    refused(fit().arg("-").write_stdin(""), 1, &["standard input: row 1", "header"]);
+    refused(fit().arg(&plain).args(["--dims", "1e3.5"]), 2, &["--dims", "not a whole number"]);
+    refused(fit().arg(&plain).args(["--dims", "1.5"]), 2, &["--dims", "not a whole number"]);
+    let path = folder.path().join("bad.csv.gz");
+    let whole = packed(&text);
+    fs::write(&path, &whole[..whole.len() - 9]).unwrap();
+    refused(fit().arg(&path), 1, &["bad.csv.gz", "gzip data ends too early"]);
+    fs::write(&path, [0x1f, 0x8b, 7, 7, 7, 7, 7, 7, 7, 7, 7]).unwrap();
+    refused(fit().arg(&path), 1, &["bad.csv.gz", "not a valid gzip file"]);
+    let warned = fit().arg("-").arg("--json").write_stdin(text).assert().success();
+    warned.stderr(predicate::str::starts_with("warning: standard input: "));
+}
+
 fn count(text: &str, what: &str) -> usize {
     text.matches(what).count()
 }

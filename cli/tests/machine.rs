@@ -1,4 +1,5 @@
-//! `rfdescent doctor` and `rfdescent bench` as a user runs them, with and without a GPU.
+//! `rfdescent doctor` and `rfdescent bench` as a user runs them, with and without a GPU; what shells and man
+//! are given.
 
 use assert_cmd::Command;
 use predicates::prelude::*;
@@ -33,6 +34,43 @@ fn the_doctor_tells_what_there_is_and_what_is_chosen() {
     }
     assert_eq!(report["choice"]["target"], if usable { "cuda" } else { "cpu" });
     assert!(!report["choice"]["reason"].as_str().unwrap().is_empty());
+}
+
+/// Neither the user nor we could guess what the loader knows.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_driver_library_that_cannot_be_loaded_is_named_with_the_loaders_reason() {
+    let junk =
+        |name: &std::path::Path| std::fs::write(name, "<html>not the file you asked for</html>".repeat(9));
+    let empty = |name: &std::path::Path| std::fs::write(name, "");
+    let folder = |name: &std::path::Path| std::fs::create_dir(name);
+    type Make<'a> = &'a dyn Fn(&std::path::Path) -> std::io::Result<()>;
+    let mut reasons = Vec::new();
+    for make in [&junk as Make, &empty, &folder] {
+        let path = tempfile::tempdir().unwrap();
+        // Both names, as either may be installed as well.
+        ["libcuda.so.1", "libcuda.so"].iter().for_each(|name| make(&path.path().join(name)).unwrap());
+        let doctor = |arguments: &[&str]| {
+            let mut command = rfdescent(arguments);
+            command
+                .env("LD_LIBRARY_PATH", path.path())
+                .assert()
+                .success()
+                .stderr("")
+                .get_output()
+                .stdout
+                .clone()
+        };
+        let report: Value = serde_json::from_slice(&doctor(&["doctor", "--json"])).unwrap();
+        let problem = report["cuda"]["problem"].as_str().unwrap().to_string();
+        assert!(problem.contains("cannot be loaded (") && problem.contains("libcuda.so.1: "), "{problem}");
+        assert!(problem.contains("driver, release 530 or newer"), "{problem}");
+        assert!(!problem.contains("not found") && !problem.contains('\n'), "{problem}");
+        assert!(String::from_utf8(doctor(&["doctor"])).unwrap().contains(&problem));
+        reasons.push(problem);
+    }
+    reasons.dedup();
+    assert_eq!(reasons.len(), 3, "each has its own: {reasons:?}");
 }
 
 #[test]
@@ -89,6 +127,72 @@ fn bad_usage() {
         let error = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
         assert!(error.lines().count() == 1 && words.iter().all(|word| error.contains(word)), "{error}");
     }
+}
+
+#[test]
+fn completions_know_every_command_and_option() {
+    // Not every shell's script knows the values of options.
+    for (shell, values) in
+        [("bash", true), ("elvish", false), ("fish", true), ("powershell", false), ("zsh", true)]
+    {
+        let script =
+            rfdescent(&["completions", shell]).assert().success().stderr("").get_output().stdout.clone();
+        let script = String::from_utf8(script).unwrap();
+        for part in ["rfdescent", "train", "step-size", "anisotropy"] {
+            assert!(script.contains(part), "{shell}: {part}");
+        }
+        assert_eq!(script.contains("tensorwise"), values, "{shell}");
+    }
+    let refused = rfdescent(&["completions", "csh"]).assert().code(2).stdout("");
+    refused.stderr(predicate::str::contains("csh").and(predicate::str::contains("bash")));
+}
+
+/// What bash itself makes of the script.
+#[cfg(unix)]
+#[test]
+fn bash_completes() {
+    let script = rfdescent(&["completions", "bash"]).output().unwrap().stdout;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rfdescent");
+    std::fs::write(&path, script).unwrap();
+    let ask = r#"source "$0"; COMP_WORDS=(rfdescent train --an); COMP_CWORD=2
+        _rfdescent rfdescent --an train; echo "${COMPREPLY[@]}""#;
+    match std::process::Command::new("bash").args(["-c", ask]).arg(&path).output() {
+        Ok(output) => {
+            let (stdout, stderr) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert_eq!(stdout.trim(), "--anisotropy", "{stderr}");
+        }
+        Err(_) => {
+            use std::io::Write;
+            let _ = writeln!(std::io::stderr(), "skipped: bash not found");
+        }
+    }
+}
+
+#[test]
+fn manual_pages_tell_every_command_and_option() {
+    let page = rfdescent(&["man"]).assert().success().stderr("");
+    page.stdout(
+        predicate::str::starts_with(".ie").or(predicate::str::contains(".TH rfdescent 1")).and(
+            predicate::str::contains(r"rfdescent\-step\-size(1)")
+                .and(predicate::str::contains("Random Function Descent")),
+        ),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("share/man1");
+    rfdescent(&["man", "--output"]).arg(&pages).assert().success().stdout("").stderr("");
+    let names = ["", "-train", "-fit", "-step-size", "-plan", "-doctor", "-bench", "-completions", "-man"];
+    for name in names {
+        let page = std::fs::read_to_string(pages.join(format!("rfdescent{name}.1"))).unwrap();
+        assert!(page.contains(&format!(".TH rfdescent{name} 1")), "{page}");
+    }
+    assert_eq!(std::fs::read_dir(&pages).unwrap().count(), names.len());
+    let train = std::fs::read_to_string(pages.join("rfdescent-train.1")).unwrap();
+    assert!(train.contains(r"\-\-anisotropy") && train.contains("tensorwise"), "{train}");
+    // A folder below a file.
+    let refused = rfdescent(&["man", "--output"]).arg(pages.join("rfdescent.1/deeper")).assert().code(1);
+    refused.stdout("").stderr(predicate::str::contains("deeper"));
 }
 
 #[cfg(target_os = "linux")]

@@ -87,13 +87,54 @@ fn rows_beyond_the_golden_table() {
     assert_eq!(json[1]["step_size"], 0.0);
 }
 
+/// What tools write, one row for each; the separator and all cells that are not filled in are printed as they
+/// are.
+#[test]
+fn tables_as_tools_write_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let given = format!("{HEADER}\n{ROW}\n");
+    let filled = [",length_scale,step_size\n", ",10.0,10.0\n"];
+    let printed = format!("{HEADER}{}{ROW}{}", filled[0], filled[1]);
+    for (from, to) in [
+        (",", ";"),
+        (",", "\t"),
+        ("grad_norm", "Grad Norm"),
+        ("inv_batch_size", "InvBatchSize"),
+        ("1000000", "1e6"),
+        ("1000000", "1000000.0"),
+        ("1000000", "1.000000000000000000e+06"),
+    ] {
+        let table =
+            written(folder.path(), "table.csv", &format!("# made by hand\n{}", given.replace(from, to)));
+        assert_eq!(output(step_size().arg("--table").arg(&table)), printed.replace(from, to), "{to}");
+        let json: Value =
+            serde_json::from_str(&output(step_size().arg("--json").arg("--table").arg(&table))).unwrap();
+        assert_eq!(json[0]["dims"], 1_000_000, "{to}");
+    }
+    let packed = {
+        use std::io::Write;
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(given.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let table = folder.path().join("table.csv.gz");
+    fs::write(&table, &packed).unwrap();
+    assert_eq!(output(step_size().arg("--table").arg(&table)), printed);
+    for standard in [given.as_bytes(), &packed] {
+        assert_eq!(output(step_size().args(["--table", "-"]).write_stdin(standard)), printed);
+    }
+    let refused =
+        step_size().args(["--table", "-"]).write_stdin(given.replace(",400,", ",x,")).assert().code(1);
+    refused.stdout("").stderr("error: standard input: row 2: column `grad_variance`: `x` is not a number\n");
+}
+
 #[test]
 fn bad_tables() {
     let folder = tempfile::tempdir().unwrap();
     for (from, to, said) in [
         ("squared_exponential", "gauss", vec!["column `model`", "gauss", "matern:1.5"]),
         ("0.04", "-1", vec!["column `variance`", "-1"]),
-        ("0.04", "x", vec!["column `variance`", "`x` is not a finite number"]),
+        ("0.04", "x", vec!["column `variance`", "`x` is not a number"]),
         (",400,", ",nan,", vec!["column `grad_variance`", "nan"]),
         ("1000000", "0", vec!["column `dims`", "at least 1"]),
         ("1000000", "1.5", vec!["column `dims`", "1.5"]),
@@ -107,7 +148,7 @@ fn bad_tables() {
         let bad = ROW.replace(from, to);
         assert_ne!(bad, ROW);
         let table = written(folder.path(), "table.csv", &format!("{HEADER}\n{ROW}\r\n\n{bad}\n"));
-        let place = "line 4: ";
+        let place = "row 4: ";
         let mut expectation =
             predicate::str::contains("table.csv").and(predicate::str::contains(place)).boxed();
         for part in said {
@@ -128,7 +169,7 @@ fn bad_tables() {
         .assert()
         .code(1)
         .stdout("")
-        .stderr(predicate::str::contains("line 1: no column `loss`"));
+        .stderr(predicate::str::contains("row 1: no column `loss`"));
     step_size()
         .arg("--table")
         .arg(folder.path().join("none.csv"))
@@ -147,10 +188,7 @@ fn a_table_must_be_a_file_with_a_header() {
         step_size().arg("--table").arg(table).assert().code(1).stdout("").stderr(expectation);
     };
     for content in ["", "\n", "\r\n\n"] {
-        refused(
-            &written(folder.path(), "empty.csv", content),
-            "empty; its first line must name model, shape",
-        );
+        refused(&written(folder.path(), "empty.csv", content), "empty; its first row must name model, shape");
     }
     refused(folder.path(), "is a folder");
     #[cfg(target_os = "linux")]
@@ -158,7 +196,7 @@ fn a_table_must_be_a_file_with_a_header() {
     let bytes = [HEADER.as_bytes(), b"\n\xff,1\n"].concat();
     let table = folder.path().join("latin.csv");
     fs::write(&table, bytes).unwrap();
-    refused(&table, "line 2: not CSV text in UTF-8");
+    refused(&table, "row 2: not a CSV text file in UTF-8");
     // A header alone is a table without rows.
     let table = written(folder.path(), "header.csv", HEADER);
     assert_eq!(output(step_size().arg("--table").arg(&table)), format!("{HEADER},length_scale,step_size\n"));
@@ -205,6 +243,20 @@ fn one_value() {
     assert!((vast["step_size"].as_f64().unwrap() / noiseless - 1.0).abs() < 1e-12);
     let text = output(&mut at("--loss -3.5 --grad-norm 4 --batch-size 100"));
     assert!(text.contains(&format!("step_size          {bold:?}\n")), "{text}");
+
+    let standard = json(
+        step_size()
+            .args("--model-file - --loss 3 --grad-norm 4 --batch-size 1e2 --json".split(' '))
+            .write_stdin(fs::read(&model).unwrap()),
+    );
+    assert_eq!(standard, plateau);
+    step_size()
+        .args("--model-file - --loss 3 --grad-norm 4".split(' '))
+        .write_stdin("{}")
+        .assert()
+        .code(1)
+        .stdout("")
+        .stderr(predicate::str::starts_with("error: standard input: not a fitted model"));
 
     let still = json(&mut at("--loss 2 --grad-norm 0 --batch-size 100 --json"));
     assert_eq!((&still["step_size"], &still["learning_rate"]), (&Value::from(0.0), &Value::Null));

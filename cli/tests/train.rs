@@ -74,6 +74,70 @@ fn a_small_run_ends_well_and_writes_its_files() {
     assert!(names.iter().all(|name| !name.contains("tmp") && !name.starts_with('.')), "{names:?}");
 }
 
+#[test]
+fn a_plot_shows_the_method_beside_what_it_is_compared_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("run/training.svg");
+    let path = plot.to_str().unwrap();
+    let output = folder.path().join("run");
+    let plotted = |arguments: &[&str]| {
+        let run = train(WITHOUT_FIT).args(["--plot", path]).args(arguments).assert().success().stderr("");
+        let printed = String::from_utf8(run.get_output().stdout.clone()).unwrap();
+        assert!(
+            printed.contains(&format!("Written to {path}")) || arguments.contains(&"--json"),
+            "{printed}"
+        );
+        let text = fs::read_to_string(&plot).unwrap();
+        assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"));
+        assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+        let named = |name: &str| text.lines().filter(|line| line.trim() == name).count();
+        (named("adaptive"), named("fitted"), named("SGD 0.3"), named("Adam 0.001"), text.clone())
+    };
+    // The folder of the run is made before the plot is tried.
+    let (adaptive, fitted, sgd, adam, text) = plotted(&["--output", output.to_str().unwrap(), "--compare"]);
+    assert_eq!((adaptive, fitted, sgd, adam), (1, 0, 1, 1));
+    // Six steps and an epoch of seven methods with the learning rates' ends, and the method's own six.
+    assert_eq!(text.matches("<circle").count(), 7 * 6 + 7 + 6 + 6 + 6 * 2);
+    for part in ["Training loss", "Validation loss", "step size η", "Learning rate", "generated", "1 epoch,"]
+    {
+        assert!(text.contains(part), "{part}");
+    }
+    let (adaptive, fitted, sgd, _, text) = plotted(&["--method", "fitted", "--tolerance", "2", "--json"]);
+    assert_eq!((adaptive, fitted, sgd), (0, 1, 0));
+    assert_eq!(text.matches("<circle").count(), 3 * 6 + 1);
+    let (adaptive, .., text) = plotted(&["--seeds", "2"]);
+    assert_eq!((adaptive, text.matches("<circle").count()), (1, 2 * (3 * 6 + 1)));
+    assert!(text.contains("2 seeds"));
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_refused_before_the_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    refuses(&["--plot", "training.png"], 2, &["--plot training.png", ".svg"]);
+    refuses(&["--plot", &plot("missing/training.svg")], 1, &["missing/training.svg", "there is no folder"]);
+    fs::create_dir(plot("folder.svg")).unwrap();
+    refuses(&["--plot", &plot("folder.svg")], 1, &["folder.svg", "is a folder"]);
+    // What is there stays where the run fails.
+    fs::write(plot("old.svg"), "old").unwrap();
+    refuses(&["--plot", &plot("old.svg"), "--data", "does/not/exist"], 1, &["does/not/exist"]);
+    assert_eq!(fs::read_to_string(plot("old.svg")).unwrap(), "old");
+}
+
+#[test]
+fn whole_numbers_may_have_a_point_or_an_exponent() {
+    let run = |images: &str, batch_size: &str| {
+        let arguments = ["--train-images", images, "--batch-size", batch_size, "--validation-images", "1e2"];
+        let output = train(&arguments).args(["--epochs", "1.0", "--json"]).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        ["training_images", "validation_images", "epochs", "batch_size"].map(|name| report[name].clone())
+    };
+    assert_eq!(run("6e2", "1.0e+02"), [600, 100, 1, 100].map(serde_json::Value::from));
+    refuses(&["--epochs", "1.5"], 2, &["--epochs", "1.5", "not a whole number"]);
+    refuses(&["--epochs", "1e9"], 2, &["--epochs", "1e9 is not in 1..=1000000"]);
+    refuses(&["--method", "fitted", "--samples", "-"], 2, &["--samples -", "name one"]);
+}
+
 /// [`SMALL`] without what belongs to the fit.
 const WITHOUT_FIT: &[&str] = SMALL.split_at(8).0;
 

@@ -1,8 +1,11 @@
 //! Samples as CSV: `loss,grad_norm,batchsize,time` and `sq_grad_norm:<tensor>`, in any order, further columns
-//! ignored.
+//! ignored; with the separators and spellings that tools have where they leave no doubt.
 
 use super::statistics::{LARGEST_NORM, Sample, SampleStatistics};
 use crate::files::read_regular;
+use crate::tables::{
+    Layout, comment, is_break, not_a_number, not_text, row_at, rows, same_name, whole, whole_number,
+};
 use crate::{Error, Result};
 use std::collections::HashSet;
 use std::path::Path;
@@ -27,12 +30,14 @@ pub(super) fn header<'a>(tensors: impl IntoIterator<Item = &'a str>) -> String {
 /// Where the values of a sample stand in a row.
 #[derive(Clone, Debug)]
 pub(super) struct Columns {
-    names: Vec<String>,
+    layout: Layout,
     loss: usize,
     grad_norm: GradNormColumn,
     batch_size: usize,
-    /// The columns of ‖g_k‖², in the order of the file.
-    tensors: Vec<usize>,
+    /// The columns of ‖g_k‖², in the order of the file, with the tensors' names.
+    tensors: Vec<(usize, String)>,
+    /// What belongs into each column of a new row.
+    cells: Vec<Cell>,
     line_break: &'static str,
 }
 
@@ -42,84 +47,96 @@ enum GradNormColumn {
     Squared(usize),
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Cell {
+    Loss,
+    Norm,
+    SquaredNorm,
+    BatchSize,
+    Time,
+    Tensor,
+    Empty,
+}
+
+/// What a header must name, each by one of these.
+const WANTED: [&[&str]; 3] = [&["loss"], &["grad_norm", "sq_grad_norm"], &["batchsize"]];
+
 impl Columns {
-    fn from_header(path: &Path, header: &csv::StringRecord, line_break: &'static str) -> Result<Self> {
-        let names: Vec<String> = header
-            .iter()
-            .map(|name| match name.trim().strip_prefix(TENSOR) {
-                Some(tensor) => format!("{TENSOR}{}", tensor.trim()),
-                None => name.trim().to_string(),
-            })
-            .collect();
-        let tensors: Vec<usize> = (0..names.len()).filter(|&k| names[k].starts_with(TENSOR)).collect();
-        let find = |wanted: &str| names.iter().position(|name| name == wanted);
+    fn new(layout: Layout, line_break: &'static str) -> std::result::Result<Self, String> {
+        let row = layout.row;
         let missing = |wanted: &str| {
-            let problem = format!(
-                "row 1 has no column `{wanted}`: the header must name loss, grad_norm (or sq_grad_norm) and batchsize"
-            );
-            Error::File { path: path.into(), problem }
+            let seen = layout.listed();
+            format!(
+                "row {row} has no column `{wanted}`: the header must name loss, grad_norm (or sq_grad_norm) and \
+                 batchsize, and this one names {seen}"
+            )
         };
-        let used = ["loss", "grad_norm", "sq_grad_norm", "batchsize"];
+        let tensor = |(k, name): (usize, &String)| Some((k, tensor_of(name)?.to_string()));
+        let tensors: Vec<(usize, String)> = layout.names.iter().enumerate().filter_map(tensor).collect();
         let mut seen = HashSet::new();
-        for name in names.iter().filter(|name| used.contains(&name.as_str()) || name.starts_with(TENSOR)) {
-            let problem = match name.as_str() {
-                TENSOR => {
-                    format!("row 1 has a column `{TENSOR}` without a tensor: complete its name or delete it")
-                }
-                name if !seen.insert(name) => {
-                    format!("row 1 names column `{name}` more than once: rename or delete all but one")
-                }
-                _ => continue,
-            };
-            return Err(Error::File { path: path.into(), problem });
+        for (_, name) in &tensors {
+            if name.is_empty() {
+                return Err(format!(
+                    "row {row} has a column `{TENSOR}` without a tensor: complete its name or delete it"
+                ));
+            }
+            if !seen.insert(name) {
+                return Err(format!(
+                    "row {row} names column `{TENSOR}{name}` more than once: rename or delete all but one"
+                ));
+            }
         }
-        let grad_norm = find("sq_grad_norm")
-            .map(GradNormColumn::Squared)
-            .or_else(|| find("grad_norm").map(GradNormColumn::Norm))
-            .ok_or_else(|| missing("grad_norm"))?;
-        Ok(Columns {
-            loss: find("loss").ok_or_else(|| missing("loss"))?,
-            grad_norm,
-            batch_size: find("batchsize").ok_or_else(|| missing("batchsize"))?,
-            tensors,
-            names,
-            line_break,
-        })
+        let (norm, squared) = (layout.column("grad_norm")?, layout.column("sq_grad_norm")?);
+        let grad_norm = squared.map(GradNormColumn::Squared).or_else(|| norm.map(GradNormColumn::Norm));
+        let grad_norm = grad_norm.ok_or_else(|| missing("grad_norm"))?;
+        let loss = layout.column("loss")?.ok_or_else(|| missing("loss"))?;
+        let batch_size = layout.column("batchsize")?.ok_or_else(|| missing("batchsize"))?;
+        let mut cells = vec![Cell::Empty; layout.names.len()];
+        // Nothing reads the times: of several columns none is filled.
+        let time = layout.column("time").unwrap_or(None);
+        for (column, cell) in [(norm, Cell::Norm), (squared, Cell::SquaredNorm), (time, Cell::Time)] {
+            column.into_iter().for_each(|k| cells[k] = cell);
+        }
+        tensors.iter().for_each(|&(k, _)| cells[k] = Cell::Tensor);
+        (cells[loss], cells[batch_size]) = (Cell::Loss, Cell::BatchSize);
+        Ok(Columns { layout, loss, grad_norm, batch_size, tensors, cells, line_break })
     }
 
     /// The last column with a value that a fit uses: if nothing follows it in a cut-off line, it may have
     /// lost digits.
     fn last_used(&self) -> usize {
         let (GradNormColumn::Norm(grad_norm) | GradNormColumn::Squared(grad_norm)) = self.grad_norm;
-        self.tensors.iter().copied().fold(self.loss.max(grad_norm).max(self.batch_size), usize::max)
+        let last = self.loss.max(grad_norm).max(self.batch_size);
+        self.tensors.iter().map(|&(column, _)| column).fold(last, usize::max)
     }
 
     /// The tensors that have a column, in the order of the file.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &str> {
-        self.tensors.iter().map(|&column| &self.names[column][TENSOR.len()..])
+        self.tensors.iter().map(|(_, name)| name.as_str())
     }
 
     /// The sample and ‖g_k‖² of each tensor that has a column.
     fn parse(&self, record: &csv::StringRecord) -> std::result::Result<(Sample, Vec<f64>), String> {
-        if record.len() != self.names.len() {
+        let names = &self.layout.names;
+        if record.len() != names.len() {
             return Err(format!(
                 "{} fields where the header has {}: complete or delete the row",
                 record.len(),
-                self.names.len()
+                names.len()
             ));
         }
         let number = |column: usize| {
-            let (text, name) = (record[column].trim(), &self.names[column]);
+            let (text, name) = (record[column].trim(), &names[column]);
             let wrong = |expected: &str| format!("column `{name}`: `{text}` {expected}");
             match text.parse::<f64>() {
                 Ok(value) if value.is_finite() => Ok(value),
                 Ok(_) => Err(wrong("is not finite: delete the row or draw the sample again")),
-                Err(_) => Err(wrong("is not a number")),
+                Err(_) => Err(wrong(not_a_number(text))),
             }
         };
         let not_negative = |column: usize| match number(column)? {
             value if value < 0.0 => {
-                Err(format!("column `{}`: {value} is negative, a norm is at least 0", self.names[column]))
+                Err(format!("column `{}`: {value} is negative, a norm is at least 0", names[column]))
             }
             value => Ok(value),
         };
@@ -128,7 +145,7 @@ impl Columns {
             GradNormColumn::Squared(column) => not_negative(column)?,
             GradNormColumn::Norm(column) => match not_negative(column)? {
                 norm if norm > LARGEST_NORM => {
-                    let name = &self.names[column];
+                    let name = &names[column];
                     return Err(format!(
                         "column `{name}`: {norm:e} must be at most {LARGEST_NORM:e}; divide the loss by a constant"
                     ));
@@ -137,15 +154,19 @@ impl Columns {
             },
         };
         let text = record[self.batch_size].trim();
-        let batch_size = text.parse::<u64>().ok().filter(|&b| b >= 1).ok_or_else(|| {
-            format!("column `{}`: `{text}` is not a whole number of at least 1", self.names[self.batch_size])
+        let batch_size = match whole_number(text) {
+            Ok(0) => Err("is too small"),
+            other => other,
+        };
+        let batch_size = batch_size.map_err(|problem| {
+            format!("column `{}`: `{text}` {problem}; a batch has at least 1 example", names[self.batch_size])
         })?;
         let sample = Sample { loss, sq_grad_norm, batch_size };
         sample.validate().map_err(|e| e.to_string())?;
-        let of_tensor = |&column: &usize| match not_negative(column)? {
+        let of_tensor = |&(column, _): &(usize, String)| match not_negative(column)? {
             square if square > LARGEST_NORM.powi(2) => Err(format!(
                 "column `{}`: {square:e} must be at most 1e120; divide the loss by a constant",
-                self.names[column]
+                names[column]
             )),
             square => Ok(square),
         };
@@ -166,23 +187,27 @@ impl Columns {
         sq_grad_norms: impl IntoIterator<Item = f64>,
     ) -> String {
         let mut sq_grad_norms = sq_grad_norms.into_iter();
-        let fields: Vec<String> = self
-            .names
-            .iter()
-            .map(|name| match name.as_str() {
-                "loss" => format!("{loss:?}"),
-                "grad_norm" => format!("{grad_norm:?}"),
-                "sq_grad_norm" => format!("{:?}", grad_norm.powi(2)),
-                "batchsize" => batch_size.to_string(),
-                "time" => format!("{time:?}"),
-                tensor if tensor.starts_with(TENSOR) => {
-                    sq_grad_norms.next().map_or(String::new(), |square| format!("{square:?}"))
-                }
-                _ => String::new(),
-            })
-            .collect();
-        fields.join(",") + self.line_break
+        let fields = self.cells.iter().map(|cell| match cell {
+            Cell::Loss => format!("{loss:?}"),
+            Cell::Norm => format!("{grad_norm:?}"),
+            Cell::SquaredNorm => format!("{:?}", grad_norm.powi(2)),
+            Cell::BatchSize => batch_size.to_string(),
+            Cell::Time => format!("{time:?}"),
+            Cell::Tensor => sq_grad_norms.next().map_or(String::new(), |square| format!("{square:?}")),
+            Cell::Empty => String::new(),
+        });
+        fields.collect::<Vec<_>>().join(&self.separator()) + self.line_break
     }
+
+    fn separator(&self) -> String {
+        char::from(self.layout.separator).to_string()
+    }
+}
+
+/// The tensor whose squared norms stand in a column of this name.
+fn tensor_of(column: &str) -> Option<&str> {
+    let (name, tensor) = column.split_once(':')?;
+    same_name(name, "sq_grad_norm").then(|| tensor.trim())
 }
 
 /// What to do about a last line without a line break, which a crash or a full disk may have cut off.
@@ -208,27 +233,32 @@ pub(super) struct Parsed {
 
 pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Parsed> {
     let problem = |problem: String| Error::File { path: path.into(), problem };
-    if let Some(row) = rows(content).position(leaves_quote_open) {
+    let unreadable = |error: csv::Error| problem(not_text(content, &error));
+    let Some(layout) = Layout::find(content, &WANTED).map_err(unreadable)? else {
+        return Err(problem("row 1: the header loss,grad_norm,batchsize,time is missing".into()));
+    };
+    if let Some(row) = rows(content).position(|line| leaves_quote_open(line, layout.separator)) {
         let row = row + 1;
         return Err(problem(format!("row {row}: a quote is opened and not closed: close or delete it")));
     }
-    let unreadable = |error: csv::Error| {
-        let row = error.position().map_or(String::new(), |p| format!("row {}: ", row_at(content, p.byte())));
-        problem(format!("{row}not a CSV text file in UTF-8"))
-    };
-    let whole = content.iter().rposition(|&byte| is_break(byte)).map_or(0, |last| last + 1);
-    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(content);
-    let header = reader.headers().map_err(unreadable)?.clone();
-    if header.is_empty() {
-        return Err(problem("row 1: the header loss,grad_norm,batchsize,time is missing".into()));
+    let (header_row, header_ended, width) = (layout.row, layout.ended, layout.names.len());
+    let mut reader = layout.reader(content);
+    let columns = Columns::new(layout, line_break(content)).map_err(problem)?;
+    if cut_off == CutOff::Mend && !header_ended {
+        return Err(problem(format!(
+            "row {header_row}: the header may be cut off: complete it and end it with a line break"
+        )));
     }
-    let columns = Columns::from_header(path, &header, line_break(content))?;
-    if cut_off == CutOff::Mend && whole == 0 {
-        return Err(problem(
-            "row 1: the header may be cut off: complete it and end it with a line break".into(),
-        ));
+    // Left out, it would be missed by those whose first column, which no fit needs, starts with #.
+    let sample_in = |line| columns.layout.row_in_comment(line).is_some_and(|row| columns.parse(&row).is_ok());
+    if let Some(row) = rows(content).position(sample_in) {
+        let row = row + 1;
+        return Err(problem(format!(
+            "row {row}: a comment, as it starts with #, but it holds a sample: delete the row, or the #"
+        )));
     }
 
+    let whole = whole(content);
     let mut parsed = Parsed {
         samples: Vec::new(),
         sq_grad_norms: Vec::new(),
@@ -247,14 +277,14 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
                 break;
             }
             // What a fit uses is followed by a separator: complete, whatever may be missing behind it.
-            let missing = header.len().saturating_sub(record.len());
+            let missing = width.saturating_sub(record.len());
             (0..missing).for_each(|_| record.push_field(""));
-            parsed.completion = ",".repeat(missing) + columns.line_break;
+            parsed.completion = columns.separator().repeat(missing) + columns.line_break;
         }
         let (sample, sq_grad_norms) =
             columns.parse(&record).map_err(|what| problem(format!("row {}: {what}", row())))?;
-        if !has_break && cut_off == CutOff::Refuse && columns.last_used() + 1 == header.len() {
-            let (row, name) = (row(), &header[header.len() - 1]);
+        if !has_break && cut_off == CutOff::Refuse && columns.last_used() + 1 == width {
+            let (row, name) = (row(), &columns.layout.names[width - 1]);
             return Err(problem(format!(
                 "row {row}: the file ends without a line break, so `{name}` may be cut off: complete the row and end \
                  it with a line break, or delete it"
@@ -263,28 +293,11 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
         parsed.samples.push(sample);
         parsed.sq_grad_norms.push(sq_grad_norms);
     }
+    if comment(&content[whole..]).is_some() {
+        // Rows to come would belong to it.
+        parsed.completion = parsed.columns.line_break.into();
+    }
     Ok(parsed)
-}
-
-fn is_break(byte: u8) -> bool {
-    matches!(byte, b'\n' | b'\r')
-}
-
-/// The lines of a file, split at each of the three usual line breaks.
-fn rows(content: &[u8]) -> impl Iterator<Item = &[u8]> {
-    content
-        .split_inclusive(|&byte| byte == b'\n')
-        .map(|line| line.strip_suffix(b"\n").unwrap_or(line))
-        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
-        .flat_map(|line| line.split(|&byte| byte == b'\r'))
-}
-
-/// The number, from 1, of the row that a record starting at this byte stands in; line breaks before it are
-/// not its own.
-fn row_at(content: &[u8], start: u64) -> usize {
-    let (before, rest) = content.split_at(content.len().min(start as usize));
-    let skipped = rest.iter().take_while(|&&byte| is_break(byte)).count();
-    rows(&content[..before.len() + skipped + 1]).count()
 }
 
 /// How the first line ends, for rows to come.
@@ -298,7 +311,10 @@ fn line_break(content: &[u8]) -> &'static str {
 
 /// Whether the row ends within quotes. CSV lets the field go on in the next line then, but no sample file has
 /// such fields: a quote too many would swallow rows.
-fn leaves_quote_open(row: &[u8]) -> bool {
+fn leaves_quote_open(row: &[u8], separator: u8) -> bool {
+    if comment(row).is_some() {
+        return false;
+    }
     #[derive(PartialEq)]
     enum At {
         Start,
@@ -311,7 +327,7 @@ fn leaves_quote_open(row: &[u8]) -> bool {
         (At::Start | At::Quote, b'"') => At::Quoted,
         (At::Quoted, b'"') => At::Quote,
         (At::Quoted, _) => At::Quoted,
-        (_, b',') => At::Start,
+        (_, byte) if byte == separator => At::Start,
         _ => At::Plain,
     });
     end == At::Quoted
@@ -332,17 +348,27 @@ impl SampleTable {
     /// Reads samples from CSV.
     ///
     /// Columns by name, in any order: `loss`; `grad_norm`, or `sq_grad_norm` in place of it; `batchsize`; any
-    /// number of `sq_grad_norm:<tensor>`. Others are ignored.
+    /// number of `sq_grad_norm:<tensor>`. Others are ignored. Upper case and `_`, `-` or blanks within a name
+    /// count only where several columns differ in nothing else (`Batch_Size` is `batchsize`). Fields are
+    /// separated by commas, semicolons or tabs. Lines that start with `#` are comments; the header may be one
+    /// of them, as numpy writes it. Batch sizes may have a point or an exponent (`16.0`, `1.6e+01`).
     ///
     /// # Errors
     /// [`Error::Io`] when the file can't be read; [`Error::File`] when it is no regular file, or with row
     /// (line of the file, from 1) and column for a missing column or one that is there twice, a row with too
-    /// few or too many fields or a quote left open, a value that is not a number or not finite, a negative
-    /// norm, a loss or norm beyond 1e60, a batch size that is not a whole number of at least 1, a last row
-    /// that may be cut off.
+    /// few or too many fields or a quote left open, a comment that holds a sample, a value that is not a
+    /// number or not finite, a negative norm, a loss or norm beyond 1e60, a batch size that is not a whole
+    /// number of at least 1, a last row that may be cut off.
     pub fn read(path: &Path) -> Result<Self> {
-        let Parsed { samples, sq_grad_norms, columns, .. } =
-            parse(path, &read_regular(path)?, CutOff::Refuse)?;
+        Self::from_csv(&read_regular(path)?, path)
+    }
+
+    /// The same from the content of a file; `name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`Error::File`] of [`read`](Self::read).
+    pub fn from_csv(content: &[u8], name: &Path) -> Result<Self> {
+        let Parsed { samples, sq_grad_norms, columns, .. } = parse(name, content, CutOff::Refuse)?;
         Ok(SampleTable { samples, tensors: columns.tensors().map(String::from).collect(), sq_grad_norms })
     }
 

@@ -1,13 +1,13 @@
 //! `rfdescent bench`: how long an optimizer step takes on this machine.
 
 use clap::ValueEnum;
-use clap::builder::RangedU64ValueParser;
 use half::bf16;
 use serde::Serialize;
 
 use crate::bench::{Case, Element, Measured, cpu, device};
 use crate::error::CliError;
 use crate::machine;
+use crate::numbers::whole;
 use crate::terminal::print;
 
 /// Time the optimizer step, beside what memory allows, and check its result against f64.
@@ -17,10 +17,10 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = Place::Cpu)]
     device: Place,
     /// Number of parameters
-    #[arg(long, value_name = "N", default_value_t = 10_000_000, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4_000_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, allow_hyphen_values = true, value_parser = whole::<usize>(1..=4_000_000_000))]
     parameters: usize,
     /// Number of tensors, all about as long
-    #[arg(long, value_name = "K", default_value_t = 16, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    #[arg(long, value_name = "K", default_value_t = 16, allow_hyphen_values = true, value_parser = whole::<usize>(1..=1_000_000))]
     tensors: usize,
     /// Format of parameters and gradients
     #[arg(long, value_enum, default_value_t = Format::F32)]

@@ -10,7 +10,8 @@ use rfdescent::files::Prepared;
 use serde::Serialize;
 
 use crate::error::CliError;
-use crate::numbers::{fixed, short};
+use crate::input;
+use crate::numbers::{fixed, short, whole};
 use crate::plot;
 use crate::terminal::{print, say};
 
@@ -18,7 +19,9 @@ use crate::terminal::{print, say};
 #[derive(Debug, clap::Args)]
 pub struct FitArgs {
     /// CSV file with the columns loss, grad_norm (or sq_grad_norm) and batchsize, one row a mini-batch; of
-    /// columns sq_grad_norm:TENSOR the variances of each tensor are fitted, others are ignored.
+    /// columns sq_grad_norm:TENSOR the variances of each tensor are fitted, others are ignored. Semicolons
+    /// or tabs may separate the columns, lines that start with # are comments, the file may be gzipped, and -
+    /// is standard input.
     #[arg(value_name = "SAMPLES.csv")]
     samples: PathBuf,
 
@@ -27,7 +30,7 @@ pub struct FitArgs {
     model: String,
 
     /// Number of parameters of the cost; without it there is no length scale and no step size.
-    #[arg(long, value_name = "D", allow_hyphen_values = true)]
+    #[arg(long, value_name = "D", allow_hyphen_values = true, value_parser = whole::<u64>(0..=u64::MAX))]
     dims: Option<u64>,
 
     /// Relative standard deviation of the variance above which to warn.
@@ -145,7 +148,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     let files: Vec<Prepared> =
         files.map(|(path, content)| Prepared::new(path, content.as_bytes())).collect::<Result<_, _>>()?;
     for warning in warnings {
-        say(format_args!("warning: {}: {warning}", args.samples.display()));
+        say(format_args!("warning: {}: {warning}", input::name(&args.samples).display()));
     }
     print(&text)?;
     Ok(files.into_iter().try_for_each(Prepared::commit)?)
@@ -161,15 +164,14 @@ fn check_files(args: &FitArgs) -> Result<(), CliError> {
     };
     for (option, path) in [("--output", &args.output), ("--plot", &args.plot)] {
         if let Some(path) = path
+            && !input::is_standard(&args.samples)
             && same(path, &args.samples)
         {
             return refuse(option, path, "is the file of the samples, which it would replace; name another");
         }
     }
     let Some(plot) = &args.plot else { return Ok(()) };
-    if plot.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
-        return refuse("--plot", plot, "plots are SVG files: give a name that ends in .svg");
-    }
+    plot::check_name(plot)?;
     if args.output.as_ref().is_some_and(|output| same(plot, output)) {
         return refuse("--plot", plot, "is the file of --output too; name another");
     }
@@ -184,7 +186,7 @@ struct Estimates {
 }
 
 fn fitted(args: &FitArgs) -> Result<Estimates, CliError> {
-    let table = SampleTable::read(&args.samples)?;
+    let table = SampleTable::from_csv(&input::read(&args.samples)?, input::name(&args.samples))?;
     let statistics = table.statistics().map_err(|error| data(args, error))?;
     let fit = fit(&statistics).map_err(|error| data(args, error))?;
     let mut tensors = Vec::new();
@@ -196,7 +198,7 @@ fn fitted(args: &FitArgs) -> Result<Estimates, CliError> {
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
-    CliError::Data(format!("{}: {problem}", args.samples.display()))
+    CliError::file(input::name(&args.samples), problem)
 }
 
 impl Report {

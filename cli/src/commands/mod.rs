@@ -4,5 +4,6 @@ pub mod bench;
 pub mod doctor;
 pub mod fit;
 pub mod plan;
+pub mod shell;
 pub mod step_size;
 pub mod train;

@@ -5,7 +5,7 @@ use rfdescent::estimation::{Design, DesignKind, DesignProblem};
 use serde_json::json;
 
 use crate::error::CliError;
-use crate::numbers::{fixed, short, shortened};
+use crate::numbers::{fixed, short, shortened, whole};
 use crate::terminal::print;
 
 /// Plan the batch sizes of samples from which the variance is to be fitted.
@@ -20,11 +20,11 @@ pub struct PlanArgs {
     noise_variance: f64,
 
     /// Smallest batch size.
-    #[arg(long, value_name = "B", default_value_t = 20, allow_hyphen_values = true)]
+    #[arg(long, value_name = "B", default_value_t = 20, allow_hyphen_values = true, value_parser = whole::<u64>(0..=u64::MAX))]
     min_batch: u64,
 
     /// Largest batch size, e.g. the size of the data set.
-    #[arg(long, value_name = "B", allow_hyphen_values = true)]
+    #[arg(long, value_name = "B", allow_hyphen_values = true, value_parser = whole::<u64>(0..=u64::MAX))]
     max_batch: Option<u64>,
 
     /// gibbs spreads the batch sizes out; c-optimal names the two that need the fewest examples.

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use rfdescent::covariance::{Family, Model, NoStep, Observation, Step, StepMode, StepRule};
-use rfdescent::files;
+use rfdescent::tables::{self, Layout, whole_number};
 use rfdescent::{Error, Moments};
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
-use crate::numbers::{short, shortened};
+use crate::input;
+use crate::numbers::{short, shortened, whole};
 use crate::terminal::print;
 
 /// Step sizes from a fitted model, or for the models and observations of a table.
@@ -16,11 +17,12 @@ use crate::terminal::print;
 pub struct StepSizeArgs {
     /// A CSV file with the columns model, shape, mean, variance, noise_variance, grad_variance,
     /// noise_grad_variance, dims, loss, grad_norm, inv_batch_size, conservatism; it is printed with
-    /// length_scale and step_size filled in.
+    /// length_scale and step_size filled in. Semicolons or tabs may separate the columns, lines that start
+    /// with # are comments, the file may be gzipped, and - is standard input.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model_file", "loss", "grad_norm", "batch_size", "mode", "conservatism"])]
     table: Option<PathBuf>,
 
-    /// A fitted model, as `rfdescent fit --output` writes it.
+    /// A fitted model, as `rfdescent fit --output` writes it, or - for standard input.
     #[arg(long, value_name = "FILE", required_unless_present = "table")]
     model_file: Option<PathBuf>,
 
@@ -33,7 +35,7 @@ pub struct StepSizeArgs {
     grad_norm: Option<f64>,
 
     /// The number of examples in the batch, for S-RFD [default: loss and gradient count as noiseless]
-    #[arg(long, allow_hyphen_values = true)]
+    #[arg(long, allow_hyphen_values = true, value_parser = whole::<u64>(0..=u64::MAX))]
     batch_size: Option<u64>,
 
     /// 0 minimises the expected cost, values up to 1 the upper end of a confidence interval.
@@ -100,7 +102,7 @@ fn single(
     let wrong =
         |Wrong { column, problem }| CliError::Usage(format!("--{} {problem}", column.replace('_', "-")));
     rule.validate().map_err(Wrong::from).map_err(wrong)?;
-    let model = Model::load(path)?;
+    let model = model(path)?;
     let observation =
         Observation { loss, grad_norm, inv_batch_size: batch_size.map_or(0.0, |b| 1.0 / b as f64) };
     let step = step(&model, &observation, &rule).map_err(wrong)?;
@@ -125,6 +127,18 @@ fn single(
     Ok(lines.collect())
 }
 
+fn model(path: &Path) -> Result<Model, CliError> {
+    if !input::is_standard(path) {
+        return Ok(Model::load(path)?);
+    }
+    let unfit = |problem: &dyn std::fmt::Display| CliError::file(input::name(path), problem);
+    let json = String::from_utf8(input::read(path)?).map_err(|_| unfit(&"not a text in UTF-8"))?;
+    Model::from_json(&json).map_err(|error| match error {
+        Error::File { problem, .. } => unfit(&problem),
+        error => unfit(&error),
+    })
+}
+
 /// What a table must have.
 const COLUMNS: [&str; 12] = [
     "model",
@@ -143,70 +157,74 @@ const COLUMNS: [&str; 12] = [
 
 /// A table with the two columns filled in.
 struct Table {
+    separator: u8,
     headers: Vec<String>,
     rows: Vec<Vec<String>>,
+    /// Where the column of the dimensions is.
+    dims: usize,
 }
 
 impl Table {
     fn read(path: &Path) -> Result<Table, CliError> {
-        let content = files::read_regular(path)?;
-        let fail = |at: &csv::Position, problem: &str| {
-            CliError::file(path, format!("line {}: {problem}", line(&content, at)))
-        };
-        let unreadable = |error: csv::Error| match error.position() {
-            Some(at) => fail(at, "not CSV text in UTF-8"),
-            None => CliError::file(path, error),
-        };
-        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(&content[..]);
-        let header = reader.headers().map_err(unreadable)?;
-        if header.is_empty() {
+        let content = input::read(path)?;
+        let path = input::name(path);
+        let unreadable = |error: csv::Error| CliError::file(path, tables::not_text(&content, &error));
+        let wanted = COLUMNS.map(|column| [column]);
+        let wanted: Vec<&[&str]> = wanted.iter().map(|names| &names[..]).collect();
+        let Some(layout) = Layout::find(&content, &wanted).map_err(unreadable)? else {
             return Err(CliError::file(
                 path,
-                format!("empty; its first line must name {}", COLUMNS.join(", ")),
+                format!("empty; its first row must name {}", COLUMNS.join(", ")),
             ));
-        }
-        let mut headers: Vec<String> = header.iter().map(|name| name.trim().to_string()).collect();
-        if let Some(missing) = COLUMNS.iter().find(|&column| !headers.iter().any(|name| name == column)) {
-            let at = header.position().cloned().unwrap_or_else(csv::Position::new);
-            return Err(fail(
-                &at,
-                &format!("no column `{missing}`; the header must name {}", COLUMNS.join(", ")),
-            ));
-        }
+        };
+        let column = |name: &str| {
+            layout.column(name).map_err(|problem| CliError::file(path, problem))?.ok_or_else(|| {
+                let problem = format!(
+                    "row {}: no column `{name}`; the header must name {}, and this one names {}",
+                    layout.row,
+                    COLUMNS.join(", "),
+                    layout.listed()
+                );
+                CliError::file(path, problem)
+            })
+        };
+        let columns = COLUMNS.iter().map(|name| Ok((*name, column(name)?)));
+        let columns: Vec<(&str, usize)> = columns.collect::<Result<_, CliError>>()?;
+        let mut headers = layout.names.clone();
         let given = headers.len();
-        for filled in ["length_scale", "step_size"] {
-            if !headers.iter().any(|header| header == filled) {
-                headers.push(filled.into());
-            }
-        }
+        let mut filled = |name: &str| {
+            let there = layout.column(name).map_err(|problem| CliError::file(path, problem))?;
+            Ok::<_, CliError>(there.unwrap_or_else(|| {
+                headers.push(name.into());
+                headers.len() - 1
+            }))
+        };
+        let (length_scale_at, step_size_at) = (filled("length_scale")?, filled("step_size")?);
         let mut rows = Vec::new();
-        for record in reader.records() {
+        for record in layout.reader(&content).records() {
             let record = record.map_err(unreadable)?;
-            let at = record.position().cloned().unwrap_or_else(csv::Position::new);
+            let start = record.position().map_or(0, csv::Position::byte);
+            let fail = |problem: &str| {
+                CliError::file(path, format!("row {}: {problem}", tables::row_at(&content, start)))
+            };
             if record.len() != given {
-                return Err(fail(&at, &format!("{} fields where the header has {given}", record.len())));
+                return Err(fail(&format!("{} fields where the header has {given}", record.len())));
             }
             let mut cells: Vec<String> = record.iter().map(|cell| cell.trim().to_string()).collect();
             cells.resize(headers.len(), String::new());
-            let row = Row { headers: &headers[..given], cells: &cells };
-            let (length_scale, step_size) = row
+            let (length_scale, step_size) = Row { columns: &columns, cells: &cells }
                 .evaluate()
-                .map_err(|Wrong { column, problem }| fail(&at, &format!("column `{column}`: {problem}")))?;
-            for (header, cell) in headers.iter().zip(&mut cells) {
-                match header.as_str() {
-                    // The shortest text that reads back to the same number.
-                    "length_scale" => *cell = format!("{length_scale:?}"),
-                    "step_size" => *cell = format!("{step_size:?}"),
-                    _ => {}
-                }
-            }
+                .map_err(|Wrong { column, problem }| fail(&format!("column `{column}`: {problem}")))?;
+            // The shortest text that reads back to the same number.
+            cells[length_scale_at] = format!("{length_scale:?}");
+            cells[step_size_at] = format!("{step_size:?}");
             rows.push(cells);
         }
-        Ok(Table { headers, rows })
+        Ok(Table { separator: layout.separator, headers, rows, dims: column("dims")? })
     }
 
     fn to_csv(&self) -> String {
-        let mut writer = csv::Writer::from_writer(Vec::new());
+        let mut writer = csv::WriterBuilder::new().delimiter(self.separator).from_writer(Vec::new());
         for row in std::iter::once(&self.headers).chain(&self.rows) {
             writer
                 .write_record(row)
@@ -217,29 +235,22 @@ impl Table {
     }
 
     fn to_json(&self) -> String {
-        let cell = |text: &String| match text.parse::<u64>() {
-            Ok(number) => json!(number),
-            Err(_) => match text.parse::<f64>() {
+        let cell = |(column, text): (usize, &String)| match (text.parse::<u64>(), whole_number(text)) {
+            (Ok(number), _) => json!(number),
+            (_, Ok(number)) if column == self.dims => json!(number),
+            _ => match text.parse::<f64>() {
                 Ok(number) if number.is_finite() => json!(number),
                 _ if text.is_empty() => Value::Null,
                 _ => json!(text),
             },
         };
         let objects = self.rows.iter().map(|row| {
-            Value::Object(self.headers.iter().cloned().zip(row.iter().map(cell)).collect::<Map<_, _>>())
+            Value::Object(
+                self.headers.iter().cloned().zip(row.iter().enumerate().map(cell)).collect::<Map<_, _>>(),
+            )
         });
         format!("{:#}\n", Value::Array(objects.collect()))
     }
-}
-
-/// The line of the file, from 1, in which the record at a position starts. The reader's own count is that of
-/// the blank lines before it.
-fn line(content: &[u8], at: &csv::Position) -> usize {
-    let mut start = (at.byte() as usize).min(content.len());
-    while content.get(start).is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {
-        start += 1;
-    }
-    1 + content[..start].iter().filter(|&&byte| byte == b'\n').count()
 }
 
 /// Which column, or option of the same name, is wrong and how.
@@ -266,16 +277,16 @@ impl From<Error> for Wrong {
     }
 }
 
-/// A row's cells under the names that the file has.
+/// A row's cells under the names of [`COLUMNS`].
 struct Row<'a> {
-    headers: &'a [String],
+    columns: &'a [(&'a str, usize)],
     cells: &'a [String],
 }
 
 impl Row<'_> {
     fn text(&self, column: &str) -> Result<&str, Wrong> {
-        match self.headers.iter().position(|header| header == column) {
-            Some(index) => Ok(&self.cells[index]),
+        match self.columns.iter().find(|(name, _)| *name == column) {
+            Some(&(_, index)) => Ok(&self.cells[index]),
             None => Err(Wrong::new(column, "the table has no such column")),
         }
     }
@@ -284,7 +295,8 @@ impl Row<'_> {
         let text = self.text(column)?;
         match text.parse::<f64>() {
             Ok(number) if number.is_finite() => Ok(number),
-            _ => Err(Wrong::new(column, format!("`{text}` is not a finite number"))),
+            Ok(_) => Err(Wrong::new(column, format!("`{text}` is not a finite number"))),
+            Err(_) => Err(Wrong::new(column, format!("`{text}` {}", tables::not_a_number(text)))),
         }
     }
 
@@ -300,7 +312,7 @@ impl Row<'_> {
             noise_variance: self.number("noise_variance")?,
             grad_variance: self.number("grad_variance")?,
             noise_grad_variance: self.number("noise_grad_variance")?,
-            dims: dims.parse().map_err(|_| Wrong::new("dims", format!("`{dims}` is not a whole number")))?,
+            dims: whole_number(dims).map_err(|problem| Wrong::new("dims", format!("`{dims}` {problem}")))?,
         };
         let observation = Observation {
             loss: self.number("loss")?,

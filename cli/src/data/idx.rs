@@ -1,14 +1,13 @@
 //! MNIST and Fashion-MNIST: IDX files, plain or gzipped.
 
 use std::cmp::Ordering;
-use std::io::{ErrorKind, Read};
+use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-
-use flate2::read::MultiGzDecoder;
-use rfdescent::files;
 
 use super::{CLASSES, Dataset, Images, PIXELS, SIDE};
 use crate::error::CliError;
+use crate::input;
 
 const IMAGE_MAGIC: u32 = 0x0803;
 const LABEL_MAGIC: u32 = 0x0801;
@@ -16,7 +15,7 @@ const LABEL_MAGIC: u32 = 0x0801;
 /// memory.
 const MOST: usize = 10_000_000;
 
-/// Reads the four files of a data folder.
+/// Reads the four files of a data folder, or of the one below it that has them.
 pub fn load(folder: &Path) -> Result<Dataset, CliError> {
     if !folder.is_dir() {
         return Err(CliError::file(
@@ -24,14 +23,54 @@ pub fn load(folder: &Path) -> Result<Dataset, CliError> {
             "no such folder; --data takes the folder that holds the IDX files",
         ));
     }
-    let train = load_part(folder, "train")?;
-    let validation = load_part(folder, "t10k")?;
+    let folder = find(folder)?;
+    let train = load_part(&folder, "train")?;
+    let validation = load_part(&folder, "t10k")?;
     Ok(Dataset::new(folder.display().to_string(), train, validation))
 }
 
+/// The kinds of files, as their names say them.
+const KINDS: [&str; 2] = ["images", "labels"];
+
+/// The folder itself where it has any of the files, else `raw` in it, or `raw` in one of its folders:
+/// torchvision lays them out as `MNIST/raw`.
+fn find(folder: &Path) -> Result<PathBuf, CliError> {
+    let holds = |folder: &Path| {
+        ["train", "t10k"].iter().any(|part| KINDS.iter().any(|kind| names(folder, part, kind).is_some()))
+    };
+    let raw = folder.join("raw");
+    if let Some(found) = [folder, &raw].into_iter().find(|folder| holds(folder)) {
+        return Ok(found.into());
+    }
+    let below = fs::read_dir(folder).map_err(|error| CliError::io(folder, error))?;
+    let below = below.filter_map(|entry| Some(entry.ok()?.path().join("raw")));
+    let mut found: Vec<PathBuf> = below.filter(|folder| holds(folder)).collect();
+    found.sort();
+    match &found[..] {
+        [] => Ok(folder.into()),
+        [one] => Ok(one.clone()),
+        [first, ..] => {
+            let list: Vec<String> = found.iter().map(|folder| folder.display().to_string()).collect();
+            let problem =
+                format!("several data sets: {}; name one, as in --data {}", list.join(", "), first.display());
+            Err(CliError::file(folder, problem))
+        }
+    }
+}
+
+/// The file of a part and kind under one of the names that are in use. A folder of such a name, which some
+/// archives unpack to, is none.
+fn names(folder: &Path, part: &str, kind: &str) -> Option<PathBuf> {
+    let dims = if kind == "images" { 3 } else { 1 };
+    let plain = ['-', '.'].map(|mark| format!("{part}-{kind}{mark}idx{dims}-ubyte"));
+    let packed = plain.each_ref().map(|name| format!("{name}.gz"));
+    let mut paths = plain.iter().chain(&packed).map(|name| folder.join(name));
+    paths.find(|path| path.exists() && !path.is_dir())
+}
+
 fn load_part(folder: &Path, part: &str) -> Result<Images, CliError> {
-    let images = Source::open(folder, &format!("{part}-images-idx3-ubyte"))?;
-    let labels = Source::open(folder, &format!("{part}-labels-idx1-ubyte"))?;
+    let [images, labels] = KINDS.map(|kind| Source::open(folder, part, kind));
+    let (images, labels) = (images?, labels?);
     let (images_path, labels_path) = (images.path.clone(), labels.path.clone());
     let (pixels, image_count) = read_images(images)?;
     let labels = read_labels(labels)?;
@@ -55,38 +94,25 @@ struct Source {
 }
 
 impl Source {
-    /// Opens `name` or `name.gz`.
-    fn open(folder: &Path, name: &str) -> Result<Self, CliError> {
-        let plain = folder.join(name);
-        if plain.exists() {
-            return Ok(Source { reader: Box::new(files::open(&plain)?), path: plain });
-        }
-        let packed = folder.join(format!("{name}.gz"));
-        if !packed.exists() {
+    fn open(folder: &Path, part: &str, kind: &str) -> Result<Self, CliError> {
+        let Some(path) = names(folder, part, kind) else {
+            let dims = if kind == "images" { 3 } else { 1 };
             return Err(CliError::file(
-                &plain,
-                "no such file, with or without .gz; --data takes the folder that holds the four IDX files of MNIST or \
-                 Fashion-MNIST",
+                &folder.join(format!("{part}-{kind}-idx{dims}-ubyte")),
+                format!(
+                    "no such file, with or without .gz, nor {part}-{kind}.idx{dims}-ubyte; --data takes the folder that \
+                     holds the four IDX files of MNIST or Fashion-MNIST"
+                ),
             ));
-        }
-        Ok(Source { reader: Box::new(MultiGzDecoder::new(files::open(&packed)?)), path: packed })
+        };
+        Ok(Source { reader: input::open(&path)?, path })
     }
 
     /// The next `bytes` bytes, fewer at the end of the file.
     fn read(&mut self, bytes: u64) -> Result<Vec<u8>, CliError> {
         let mut content = Vec::new();
-        self.reader.by_ref().take(bytes).read_to_end(&mut content).map_err(|e| {
-            let problem = match e.kind() {
-                ErrorKind::UnexpectedEof => {
-                    "the gzip data ends too early; download the file again".to_owned()
-                }
-                ErrorKind::InvalidInput | ErrorKind::InvalidData => format!(
-                    "not a valid gzip file ({e}); download it again, or remove .gz from its name if unpacked"
-                ),
-                _ => e.to_string(),
-            };
-            CliError::file(&self.path, problem)
-        })?;
+        let read = self.reader.by_ref().take(bytes).read_to_end(&mut content);
+        read.map_err(|error| input::unreadable(&self.path, error))?;
         Ok(content)
     }
 
@@ -238,6 +264,61 @@ mod tests {
         assert_eq!(data.train.labels(), data.validation.labels());
     }
 
+    /// Where the files of torchvision, of downloads and of browsers lie and what they are called, one row for
+    /// each.
+    #[test]
+    fn folders_and_names_as_people_have_them() {
+        let dashes = ["train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"];
+        let packed = |bytes: &[u8]| gzip(bytes);
+        let plain = |bytes: &[u8]| bytes.to_vec();
+        type Pack<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+        for (given, within, mark, end, pack) in [
+            ("", "", "-", "", &plain as Pack),
+            ("", "", "-", ".gz", &packed),
+            ("", "", ".", "", &plain),
+            ("", "", ".", ".gz", &packed),
+            // Packed files without their suffix, and unpacked ones that kept it.
+            ("", "", "-", "", &packed),
+            ("", "", "-", ".gz", &plain),
+            // torchvision: --data is root, root/MNIST or root/MNIST/raw.
+            ("", "MNIST/raw", "-", "", &plain),
+            ("MNIST", "MNIST/raw", "-", ".gz", &packed),
+            ("MNIST/raw", "MNIST/raw", "-", "", &plain),
+            ("", "FashionMNIST/raw", "-", "", &plain),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            let (given, within) = (root.path().join(given), root.path().join(within));
+            fs::create_dir_all(&within).unwrap();
+            fs::create_dir_all(root.path().join("other/raw")).unwrap();
+            for name in dashes {
+                let bytes = if name.contains("images") { images(2) } else { labels(&[4, 2]) };
+                let name = name.replace("-idx", &format!("{mark}idx"));
+                fs::write(within.join(format!("{name}-ubyte{end}")), pack(&bytes)).unwrap();
+            }
+            let data = load(&given).unwrap_or_else(|error| panic!("{given:?} {within:?}: {error}"));
+            assert_eq!((data.train.labels(), data.validation.len()), (&[4, 2][..], 2));
+            assert_eq!(data.train.image(1)[3], ((PIXELS + 3) % 256) as u8);
+            assert!(data.source.ends_with(within.strip_prefix(root.path()).unwrap().to_str().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_folder_of_several_data_sets_is_refused_with_their_names() {
+        let root = tempfile::tempdir().unwrap();
+        for set in ["MNIST", "FashionMNIST"] {
+            let raw = root.path().join(set).join("raw");
+            fs::create_dir_all(&raw).unwrap();
+            fs::write(raw.join("t10k-labels-idx1-ubyte"), labels(&[1])).unwrap();
+        }
+        let text = load(root.path()).unwrap_err().to_string();
+        assert!(text.contains("/FashionMNIST/raw, ") && text.contains("/MNIST/raw; name one"), "{text}");
+        // A folder by the name of a file, as an archive may unpack to, is no file.
+        fs::create_dir(root.path().join("train-images-idx3-ubyte")).unwrap();
+        assert_eq!(load(root.path()).unwrap_err().to_string(), text);
+        let text = load(&root.path().join("MNIST")).unwrap_err().to_string();
+        assert!(text.contains("train-images-idx3-ubyte: no such file") && text.contains("/raw/"), "{text}");
+    }
+
     #[test]
     fn every_fault_names_the_file_and_the_remedy() {
         let text = error_with("t10k-labels-idx1-ubyte", None);
@@ -273,7 +354,9 @@ mod tests {
         let text = error_with("t10k-images-idx3-ubyte", Some(images(0)));
         assert!(text.contains("holds no images"), "{text}");
 
-        let text = error_with("train-images-idx3-ubyte.gz", Some(images(3)));
+        let mut bytes = gzip(&images(3));
+        bytes[2] = 0;
+        let text = error_with("train-images-idx3-ubyte.gz", Some(bytes));
         assert!(text.contains("not a valid gzip file"), "{text}");
 
         let mut bytes = gzip(&images(3));

@@ -18,6 +18,7 @@ use crate::data::{Batches, Dataset};
 use crate::error::CliError;
 use crate::interrupt;
 use crate::network::Network;
+use crate::plot::training::Curves;
 
 /// Number format of parameters, gradients and activations.
 pub const DTYPE: DType = DType::F32;
@@ -108,6 +109,23 @@ impl Run {
     /// Steps that changed nothing.
     pub fn skipped_steps(&self) -> usize {
         self.steps.iter().filter(|row| row.skipped.is_some()).count()
+    }
+
+    /// For a plot.
+    pub fn curves(&self, method: &'static str, learning_rate: Option<f64>) -> Curves {
+        let by_step = |value: fn(&StepRow) -> Option<f64>| {
+            self.steps.iter().filter_map(|row| Some((row.step as f64, value(row)?))).collect()
+        };
+        let last = |epoch: usize| self.steps.iter().rev().find(|row| row.epoch == epoch).map(|row| row.step);
+        let validation = |row: &EpochRow| Some((last(row.epoch)? as f64, row.validation_loss));
+        Curves {
+            method,
+            learning_rate,
+            losses: by_step(|row| Some(row.loss)),
+            validation_losses: self.epochs.iter().filter_map(validation).collect(),
+            step_sizes: by_step(|row| row.step_size),
+            learning_rates: by_step(|row| row.learning_rate),
+        }
     }
 }
 

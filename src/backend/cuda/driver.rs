@@ -29,16 +29,7 @@ pub(super) fn initialise() -> Result<i32> {
 
 fn load() -> std::result::Result<i32, String> {
     // cudarc panics where the library is missing, so look for it first.
-    let found = LIBRARIES.iter().find_map(|name| {
-        // SAFETY: the driver's library; loading it runs its initialisers, as every CUDA program does.
-        unsafe { libloading::Library::new(*name) }.ok()
-    });
-    let Some(library) = found else {
-        return Err(format!(
-            "CUDA's driver library ({}) was not found; install NVIDIA's driver, release 530 or newer, or use the CPU",
-            LIBRARIES[0]
-        ));
-    };
+    let library = open()?;
     // It stays loaded for the life of the program, as cudarc's handle to it does.
     std::mem::forget(library);
     // SAFETY: the library is loaded; 0 is the only value that the flags may have.
@@ -60,6 +51,47 @@ fn load() -> std::result::Result<i32, String> {
         ));
     }
     Ok(version)
+}
+
+/// The library, under the first name that can be loaded.
+fn open() -> std::result::Result<libloading::Library, String> {
+    let mut broken = None;
+    for name in LIBRARIES {
+        // SAFETY: the driver's library; loading it runs its initialisers, as every CUDA program does.
+        match unsafe { libloading::Library::new(name) } {
+            Ok(library) => return Ok(library),
+            Err(error) => broken = broken.or_else(|| broken_library(name, &error)),
+        }
+    }
+    Err(match broken {
+        Some(reason) => format!(
+            "CUDA's driver library cannot be loaded ({reason}); repair or install NVIDIA's driver, release 530 or newer, or \
+             use the CPU"
+        ),
+        None => format!(
+            "CUDA's driver library ({}) was not found; install NVIDIA's driver, release 530 or newer, or use the CPU",
+            LIBRARIES[0]
+        ),
+    })
+}
+
+/// The loader's own reason; none where it says just that there is no file of this name.
+fn broken_library(name: &str, error: &libloading::Error) -> Option<String> {
+    let reason = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    // One line: macOS tells of each place that was tried in one of its own.
+    let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    let reason = if reason.contains(name) { reason } else { format!("{name}: {reason}") };
+    // glibc, musl, macOS, Windows. A library that it needs and that is missing goes by another name, but for
+    // Windows, which names none.
+    let absent = [
+        format!("{name}: cannot open shared object file: No such file or directory"),
+        format!("Error loading shared library {name}: No such file or directory"),
+        format!("dlopen({name}, "),
+        format!("{name}: The specified module could not be found."),
+    ];
+    let absent = absent.iter().any(|start| reason.starts_with(start));
+    (!absent || reason.contains("not a mach-o file") || reason.contains("incompatible architecture"))
+        .then_some(reason)
 }
 
 /// `12.1` for 12010.

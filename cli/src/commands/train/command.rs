@@ -9,6 +9,7 @@ use crate::data::Dataset;
 use crate::error::CliError;
 use crate::network::Network;
 use crate::output::OutputFolder;
+use crate::plot::training::Curves;
 use crate::progress::Progress;
 use crate::training::baseline::{Baseline, GRID};
 use crate::training::fit::{FitOptions, FittedModel, fit};
@@ -47,8 +48,14 @@ impl Command<'_> {
         Ok(())
     }
 
-    /// Fits if need be, trains, compares. What there is of it by the time of an error is in `seeds` too.
-    pub(super) fn run_seed(&self, seed: u64, seeds: &mut Vec<SeedReport>) -> Result<(), CliError> {
+    /// Fits if need be, trains, compares. What there is of it by the time of an error is in `seeds` and, for
+    /// a plot, in `curves` too.
+    pub(super) fn run_seed(
+        &self,
+        seed: u64,
+        seeds: &mut Vec<SeedReport>,
+        curves: &mut Vec<Curves>,
+    ) -> Result<(), CliError> {
         let args = self.args;
         let own_folder = match &self.output {
             Some(folder) if args.seeds > 1 => {
@@ -79,6 +86,7 @@ impl Command<'_> {
         let mut rfd = Rfd::for_parameters(parameters, config)?;
         let run = self.train(name, &network, &mut rfd, seed, true)?;
         report.methods.push(MethodReport::new(name, None, &run));
+        curves.extend(args.plot.is_some().then(|| run.curves(name, None)));
         if let Some(folder) = output {
             self.write_run(folder, &network, rfd.model(), &run)?;
         }
@@ -89,6 +97,8 @@ impl Command<'_> {
             let label = format!("{} {}", setting.method, setting.learning_rate);
             let run = self.train(&label, &network, &mut baseline, seed, false)?;
             report.methods.push(MethodReport::new(setting.method, Some(setting.learning_rate), &run));
+            curves
+                .extend(args.plot.is_some().then(|| run.curves(setting.method, Some(setting.learning_rate))));
             stopped(&run)?;
         }
         report.complete = true;

@@ -7,16 +7,19 @@ mod report;
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use rfdescent::covariance::Family;
+use rfdescent::files::Prepared;
 
 use self::command::Command;
 use self::report::{REPORT, refuse_finished};
 use crate::data::{Dataset, idx, synthetic};
 use crate::error::CliError;
+use crate::input;
 use crate::interrupt;
 use crate::network::NetworkKind;
+use crate::numbers::whole;
 use crate::output::OutputFolder;
+use crate::plot;
 use crate::progress::Progress;
 use crate::training::fit::Anisotropy;
 use crate::training::report::Printer;
@@ -26,7 +29,8 @@ use crate::training::rfd::MethodKind;
 /// itself, or with the adaptive method, which needs none
 #[derive(Args, Debug)]
 pub struct TrainArgs {
-    /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not [default: generated images]
+    /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not, in it or where torchvision
+    /// lays them out below it (MNIST/raw) [default: generated images]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// The network
@@ -36,10 +40,10 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = MethodKind::Adaptive)]
     method: MethodKind,
     /// Passes over the training images
-    #[arg(long, value_name = "N", default_value_t = 3, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 3, allow_hyphen_values = true, value_parser = whole::<usize>(1..=1_000_000))]
     epochs: usize,
     /// Images of a step, at least 2; the incomplete batch at the end of an epoch is left out
-    #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..=1_000_000))]
+    #[arg(long, value_name = "B", default_value_t = 1024, allow_hyphen_values = true, value_parser = whole::<usize>(2..=1_000_000))]
     batch_size: usize,
     /// With --method fitted: squared_exponential, rational_quadratic:BETA, matern:1.5 or matern:2.5
     /// [default: squared_exponential]
@@ -53,10 +57,10 @@ pub struct TrainArgs {
     #[arg(long)]
     stochastic: bool,
     /// Seed of everything random; a machine repeats a run exactly
-    #[arg(long, value_name = "S", default_value_t = 0, allow_hyphen_values = true)]
+    #[arg(long, value_name = "S", default_value_t = 0, allow_hyphen_values = true, value_parser = whole::<u64>(0..=u64::MAX))]
     seed: u64,
     /// Repeat with this many seeds, from --seed on, and report the means
-    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true, value_parser = whole::<u64>(1..=1000))]
     seeds: u64,
     /// Also train the same network with SGD and Adam over a grid of learning rates
     #[arg(long)]
@@ -78,14 +82,17 @@ pub struct TrainArgs {
     #[arg(long, value_name = "T", value_parser = positive, allow_hyphen_values = true)]
     tolerance: Option<f64>,
     /// With --method fitted: images that auto-fit draws at most [default: 1000000]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(u64).range(100..=1_000_000_000))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<u64>(100..=1_000_000_000))]
     max_samples: Option<u64>,
     /// Use only this many training images
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(MIN_IMAGES as u64..=10_000_000))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<usize>(MIN_IMAGES as u64..=10_000_000))]
     train_images: Option<usize>,
     /// Use only this many validation images
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000_000))]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<usize>(1..=10_000_000))]
     validation_images: Option<usize>,
+    /// Draw losses, step sizes and learning rates by step, those of --compare as well, in one picture
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Print one JSON document instead of tables
     #[arg(long)]
     json: bool,
@@ -129,11 +136,19 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
             "{option}: only the fitted method has it: give --method fitted as well, or leave it out"
         )));
     }
+    args.plot.as_deref().map_or(Ok(()), plot::check_name)?;
+    if args.samples.as_deref().is_some_and(input::is_standard) {
+        return Err(CliError::Usage("--samples -: auto-fit adds samples to this file; name one".into()));
+    }
     interrupt::install()?;
     // The folder first: a run must not find out at its end that it cannot be written.
     let output = args.output.as_deref().map(OutputFolder::create).transpose()?;
     if let Some(folder) = output.as_ref().filter(|_| !args.overwrite) {
         refuse_finished(&folder.join(REPORT))?;
+    }
+    if let Some(plot) = &args.plot {
+        // Likewise; nothing is replaced until the end.
+        Prepared::new(plot, b"")?;
     }
     let data = load(args)?;
     let command = Command {
@@ -144,11 +159,11 @@ pub fn run(args: &TrainArgs) -> Result<(), CliError> {
         progress: Progress::new(args.json),
     };
     command.describe()?;
-    let mut seeds = Vec::new();
+    let (mut seeds, mut curves) = (Vec::new(), Vec::new());
     let outcome = (0..args.seeds)
         .map(|offset| args.seed.wrapping_add(offset))
-        .try_for_each(|seed| command.run_seed(seed, &mut seeds));
-    command.finish(&seeds, outcome)
+        .try_for_each(|seed| command.run_seed(seed, &mut seeds, &mut curves));
+    command.finish(&seeds, &curves, outcome)
 }
 
 fn load(args: &TrainArgs) -> Result<Dataset, CliError> {

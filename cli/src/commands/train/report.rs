@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::command::Command;
 use crate::error::{CliError, both};
 use crate::network::NetworkKind;
+use crate::plot::{self, training::Curves};
 use crate::terminal::print;
 use crate::training::fit::Anisotropy;
 use crate::training::report::{SeedReport, Summary, summarise};
@@ -59,6 +60,7 @@ impl Command<'_> {
     pub(super) fn finish(
         self,
         seeds: &[SeedReport],
+        curves: &[Curves],
         mut outcome: Result<(), CliError>,
     ) -> Result<(), CliError> {
         let args = self.args;
@@ -90,8 +92,16 @@ impl Command<'_> {
             }
             outcome = both(outcome, written);
         } else if anything && !args.json {
-            let lost = "nothing was kept, as no --output was given";
+            let lost = match &args.plot {
+                Some(_) => "only the plot was kept, as no --output was given",
+                None => "nothing was kept, as no --output was given",
+            };
             outcome = outcome.map_err(|error| error.with(lost));
+        }
+        if let Some(path) = args.plot.as_ref().filter(|_| !curves.is_empty()) {
+            let drawn = plot::training::svg(&self.title(), curves)
+                .and_then(|text| Ok(files::write_atomically(path, text.as_bytes())?));
+            outcome = both(outcome, drawn);
         }
         if args.compare || args.seeds > 1 {
             self.printer.comparison(&summary, seeds);
@@ -100,9 +110,29 @@ impl Command<'_> {
             let text = serde_json::to_string_pretty(&report).map_err(|e| CliError::Data(e.to_string()))?;
             outcome = both(outcome, print(&(text + "\n")));
         }
-        if let Some(path) = args.output.as_ref().filter(|_| outcome.is_ok()) {
+        for path in [&args.output, &args.plot].into_iter().flatten().filter(|_| outcome.is_ok()) {
             self.printer.line(format!("\nWritten to {}", path.display()));
         }
         both(outcome, self.printer.outcome())
+    }
+
+    /// Of the plot.
+    fn title(&self) -> String {
+        let args = self.args;
+        let several = |count: usize, what: &str| match count {
+            1 => format!("1 {what}"),
+            count => format!("{count} {what}s"),
+        };
+        let seeds = match args.seeds {
+            1 => String::new(),
+            seeds => format!(", {seeds} seeds"),
+        };
+        format!(
+            "{} on {}: {}, {} a step{seeds}",
+            args.model,
+            self.data.source,
+            several(args.epochs, "epoch"),
+            several(args.batch_size, "image")
+        )
     }
 }
