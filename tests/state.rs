@@ -6,7 +6,8 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
-use rfdescent::optimizer::{Adaptive, Method, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{Adaptive, AnyOptimizer, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef};
 use serde_json::{Value, json};
 
@@ -202,4 +203,19 @@ fn damaged_headers() {
     let other =
         safetensors::serialize(Vec::<(String, safetensors::tensor::TensorView)>::new(), None).unwrap();
     refused(&mut optimizer, &other, &["not saved by this library"]);
+}
+
+#[test]
+fn a_loaded_state_leaves_no_report_of_steps_before() {
+    let (mut first, mut values) = trained(fitted());
+    let state = first.state_to_bytes().unwrap();
+    train(&mut first, &mut values, 40..41);
+    let mut optimizer = AnyOptimizer::from(first);
+    let gradient = self::values(100);
+    optimizer.step_slices(&mut params(&mut values), &grads(&gradient), &StepInput::new(1.0)).unwrap();
+    let reader = optimizer.report_reader();
+    assert!(optimizer.load_state_from_bytes(&state[1..], Stream::DEFAULT).is_err());
+    assert!(reader.read().unwrap().is_some(), "a refused state changes nothing");
+    optimizer.load_state_from_bytes(&state, Stream::DEFAULT).unwrap();
+    assert_eq!((optimizer.report().unwrap(), reader.read().unwrap()), (None, None));
 }
