@@ -176,6 +176,8 @@ fn damaged_headers() {
     check(&["version 3"], &|header| *header = json!({"version": 3}));
     check(&["damaged"], &|header| header["version"] = json!("2"));
     check(&["damaged", "-1"], &|header| header["applied_steps"] = json!(-1));
+    check(&["`applied_steps`", "18446744073709551615"], &|header| header["applied_steps"] = json!(u64::MAX));
+    check(&["`skipped_steps`", "18446744073709551615"], &|header| header["skipped_steps"] = json!(u64::MAX));
     check(&["by the momentum method"], &|header| header["method"] = json!("momentum"));
     check(&["averaging 0.5", "has 0.9"], &|header| header["settings"]["averaging"] = json!(0.5));
     check(&["averaging \"0.9\""], &|header| header["settings"]["averaging"] = json!("0.9"));
