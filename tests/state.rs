@@ -208,6 +208,29 @@ fn damaged_headers() {
 }
 
 #[test]
+fn averages_below_the_bound_of_the_loss_are_refused() {
+    let make = |loss_bound| {
+        let (_, options) = adaptive();
+        Optimizer::new(Adaptive { loss_bound, ..Adaptive::default() }, options, specs()).unwrap()
+    };
+    let after = |loss: f64, loss_bound: f64| {
+        let (mut optimizer, mut values) = (make(loss_bound), values(1));
+        let gradient = self::values(100);
+        for _ in 0..20 {
+            optimizer.step(&mut params(&mut values), &grads(&gradient), &StepInput::new(loss)).unwrap();
+        }
+        optimizer.state_to_bytes().unwrap()
+    };
+    let state = after(-3.0, -5.0);
+    make(-5.0).load_state_from_bytes(&state).unwrap();
+    make(-4.0).load_state_from_bytes(&state).unwrap();
+    refused(&mut make(0.0), &state, &["averaged loss -2.99", "loss_bound 0", "saved with"]);
+    // Losses at the bound, and none at all.
+    make(0.1).load_state_from_bytes(&after(0.1, 0.1)).unwrap();
+    make(0.1).load_state_from_bytes(&make(0.1).state_to_bytes().unwrap()).unwrap();
+}
+
+#[test]
 fn a_loaded_state_leaves_no_report_of_steps_before() {
     let (mut first, mut values) = trained(fitted());
     let state = first.state_to_bytes().unwrap();

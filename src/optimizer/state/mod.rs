@@ -302,7 +302,7 @@ fn history(shared: &Named, entries: &[&Entry], core: &Core) -> Result<History> {
         history.tensors.extend(numbers(&entry.history, names.tensor).map_err(of_tensor)?);
     }
     if !names.is_empty() {
-        descent.check_history(&history).map_err(|problem| damaged_history(&problem))?;
+        descent.check_history(&history)?;
     }
     Ok(history)
 }
@@ -319,7 +319,8 @@ fn numbers(named: &Named, names: &[&str]) -> Result<Vec<f64>> {
     names.iter().map(number).collect()
 }
 
-fn damaged_history(problem: &str) -> Error {
+/// The error for numbers that no step has left.
+pub(super) fn damaged_history(problem: &str) -> Error {
     Error::State(format!("`history` in its metadata is damaged: {problem}; save it again"))
 }
 
