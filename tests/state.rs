@@ -6,7 +6,8 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
-use rfdescent::optimizer::{Adaptive, Method, Optimizer, Options, StepInput, TensorSpec};
+use rfdescent::device::Stream;
+use rfdescent::optimizer::{Adaptive, AnyOptimizer, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef};
 use serde_json::{Value, json};
 
@@ -175,6 +176,8 @@ fn damaged_headers() {
     check(&["version 3"], &|header| *header = json!({"version": 3}));
     check(&["damaged"], &|header| header["version"] = json!("2"));
     check(&["damaged", "-1"], &|header| header["applied_steps"] = json!(-1));
+    check(&["`applied_steps`", "18446744073709551615"], &|header| header["applied_steps"] = json!(u64::MAX));
+    check(&["`skipped_steps`", "18446744073709551615"], &|header| header["skipped_steps"] = json!(u64::MAX));
     check(&["by the momentum method"], &|header| header["method"] = json!("momentum"));
     check(&["averaging 0.5", "has 0.9"], &|header| header["settings"]["averaging"] = json!(0.5));
     check(&["averaging \"0.9\""], &|header| header["settings"]["averaging"] = json!("0.9"));
@@ -202,4 +205,42 @@ fn damaged_headers() {
     let other =
         safetensors::serialize(Vec::<(String, safetensors::tensor::TensorView)>::new(), None).unwrap();
     refused(&mut optimizer, &other, &["not saved by this library"]);
+}
+
+#[test]
+fn averages_below_the_bound_of_the_loss_are_refused() {
+    let make = |loss_bound| {
+        let (_, options) = adaptive();
+        Optimizer::new(Adaptive { loss_bound, ..Adaptive::default() }, options, specs()).unwrap()
+    };
+    let after = |loss: f64, loss_bound: f64| {
+        let (mut optimizer, mut values) = (make(loss_bound), values(1));
+        let gradient = self::values(100);
+        for _ in 0..20 {
+            optimizer.step(&mut params(&mut values), &grads(&gradient), &StepInput::new(loss)).unwrap();
+        }
+        optimizer.state_to_bytes().unwrap()
+    };
+    let state = after(-3.0, -5.0);
+    make(-5.0).load_state_from_bytes(&state).unwrap();
+    make(-4.0).load_state_from_bytes(&state).unwrap();
+    refused(&mut make(0.0), &state, &["averaged loss -2.99", "loss_bound 0", "saved with"]);
+    // Losses at the bound, and none at all.
+    make(0.1).load_state_from_bytes(&after(0.1, 0.1)).unwrap();
+    make(0.1).load_state_from_bytes(&make(0.1).state_to_bytes().unwrap()).unwrap();
+}
+
+#[test]
+fn a_loaded_state_leaves_no_report_of_steps_before() {
+    let (mut first, mut values) = trained(fitted());
+    let state = first.state_to_bytes().unwrap();
+    train(&mut first, &mut values, 40..41);
+    let mut optimizer = AnyOptimizer::from(first);
+    let gradient = self::values(100);
+    optimizer.step_slices(&mut params(&mut values), &grads(&gradient), &StepInput::new(1.0)).unwrap();
+    let reader = optimizer.report_reader();
+    assert!(optimizer.load_state_from_bytes(&state[1..], Stream::DEFAULT).is_err());
+    assert!(reader.read().unwrap().is_some(), "a refused state changes nothing");
+    optimizer.load_state_from_bytes(&state, Stream::DEFAULT).unwrap();
+    assert_eq!((optimizer.report().unwrap(), reader.read().unwrap()), (None, None));
 }

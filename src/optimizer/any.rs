@@ -434,7 +434,12 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::load_state_from_bytes`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8], stream: Stream) -> Result<()> {
         match &mut self.place {
-            Place::Host(host) => host.alone(stream)?.load_state_from_bytes(bytes),
+            Place::Host(host) => {
+                host.alone(stream)?.load_state_from_bytes(bytes)?;
+                // As on a device: the last report was of what is no more.
+                host.last.clear();
+                Ok(())
+            }
             Place::Device(device) => device.load_state_from_bytes(bytes, stream),
         }
     }

@@ -29,6 +29,11 @@ impl LastReport {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
     }
 
+    /// As if no step had been seen.
+    pub fn clear(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     pub fn get(&self) -> Option<StepReport> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

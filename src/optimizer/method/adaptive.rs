@@ -10,6 +10,7 @@ use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
 use crate::optimizer::options::Group;
 use crate::optimizer::report::SkipReason;
+use crate::optimizer::state::damaged_history;
 
 /// RFD on the logarithm of the cost, whose variances are those of the gradients seen last
 /// (`docs/adaptive.md`). It needs no samples and trains networks whose cost is far from stationary, where RFD
@@ -253,7 +254,7 @@ impl Descent for Adaptive {
         Names::of::<RfdHistory, RfdTensorHistory>(fresh)
     }
 
-    fn check_history(&self, history: &History) -> std::result::Result<(), String> {
+    fn check_history(&self, history: &History) -> Result<()> {
         let (shared, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
         let RfdHistory { loss, loss_rest, factor, last, steps, windows, sum, squares, promised, .. } = shared;
         let RfdHistory { sum_before, squares_before, promised_before, .. } = shared;
@@ -267,7 +268,20 @@ impl Descent for Adaptive {
             && tensors.iter().all(|tensor| {
                 not_negative(tensor.squares) && share(tensor.squares_rest) && share(tensor.average_rest)
             });
-        if sound { Ok(()) } else { Err("a value is outside its domain".into()) }
+        if !sound {
+            return Err(damaged_history("a value is outside its domain"));
+        }
+        // Steps would go uphill. Before the first one there is no average; a mean of losses at the bound may
+        // be rounded below it.
+        let average = loss / (1.0 - loss_rest);
+        if average < self.loss_bound - 1e-9 * self.loss_bound.abs() {
+            return Err(Error::State(format!(
+                "its averaged loss {average} is below the optimizer's loss_bound {}; make the optimizer with the \
+                 loss_bound that the state was saved with",
+                self.loss_bound
+            )));
+        }
+        Ok(())
     }
 
     fn lasting_settings(&self) -> Vec<(&'static str, f64)> {

@@ -115,8 +115,9 @@ pub(crate) trait Descent {
         Names::NONE
     }
 
-    /// An error unless numbers can be what steps have left: they come from files, too.
-    fn check_history(&self, _history: &History) -> std::result::Result<(), String> {
+    /// An error unless numbers can be what steps have left, and steps can go on from them: they come from
+    /// files, too.
+    fn check_history(&self, _history: &History) -> Result<()> {
         Ok(())
     }
 

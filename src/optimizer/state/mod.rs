@@ -20,6 +20,8 @@ use crate::tensor::DType;
 /// The one key of the metadata: more would be written in a random order.
 const KEY: &str = "rfdescent_optimizer_state";
 const VERSION: u64 = 2;
+/// Beyond what any run has taken, and far from where counts, or their sum, would overflow.
+const MOST_STEPS: u64 = 1 << 62;
 /// The end of the message about a file that is not one of these.
 pub(super) const STRANGE: &str = "in its metadata; it was not saved by this library";
 
@@ -175,6 +177,12 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
         })
         .collect::<Result<_>>()?;
     let Header { applied_steps, skipped_steps, .. } = header;
+    for (name, count) in [("applied_steps", applied_steps), ("skipped_steps", skipped_steps)] {
+        if count > MOST_STEPS {
+            let problem = format!("`{name}` in its metadata is {count}, more than any run takes; save it again");
+            return Err(Error::State(problem));
+        }
+    }
     Ok(State { applied_steps, skipped_steps, history, tensors })
 }
 
@@ -294,7 +302,7 @@ fn history(shared: &Named, entries: &[&Entry], core: &Core) -> Result<History> {
         history.tensors.extend(numbers(&entry.history, names.tensor).map_err(of_tensor)?);
     }
     if !names.is_empty() {
-        descent.check_history(&history).map_err(|problem| damaged_history(&problem))?;
+        descent.check_history(&history)?;
     }
     Ok(history)
 }
@@ -311,7 +319,8 @@ fn numbers(named: &Named, names: &[&str]) -> Result<Vec<f64>> {
     names.iter().map(number).collect()
 }
 
-fn damaged_history(problem: &str) -> Error {
+/// The error for numbers that no step has left.
+pub(super) fn damaged_history(problem: &str) -> Error {
     Error::State(format!("`history` in its metadata is damaged: {problem}; save it again"))
 }
 
