@@ -2,7 +2,7 @@
 
 use super::EstimationError;
 use super::least_squares::{Abscissa, Converged, Failure, Line, Sum, WeightedDesign, iterate};
-use super::statistics::SampleStatistics;
+use super::statistics::{Group, SampleStatistics};
 use crate::{Moments, Result};
 use serde::Serialize;
 
@@ -111,6 +111,7 @@ pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
 
 pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit, EstimationError> {
     let abscissae = abscissae(statistics)?;
+    check_spread(statistics)?;
     let squares_about = |line| {
         let mean = weighted_mean(statistics, line);
         statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
@@ -172,6 +173,23 @@ fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<()
     let value = squares.iter().copied().fold(0.0, f64::max);
     if value > 0.0 && value < SMALLEST_SQUARE {
         return Err(EstimationError::TooSmall { quantity, value });
+    }
+    Ok(())
+}
+
+/// Refuses losses or norms that are one and the same number, of which the fit would only say that a variance
+/// is 0 or that there is no noise.
+fn check_spread(statistics: &SampleStatistics) -> std::result::Result<(), EstimationError> {
+    let count = statistics.batches();
+    let constants: [(_, fn(&Group) -> Option<f64>); 2] =
+        [("loss", Group::constant_loss), ("grad_norm", |group| group.constant_sq_grad_norm().map(f64::sqrt))];
+    for (quantity, constant) in constants {
+        let mut values = statistics.groups().map(|(_, group)| constant(group));
+        if let Some(Some(value)) = values.next()
+            && values.all(|other| other == Some(value))
+        {
+            return Err(EstimationError::AllEqual { quantity, value, count });
+        }
     }
     Ok(())
 }

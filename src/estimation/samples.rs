@@ -199,6 +199,8 @@ pub(super) struct Parsed {
     pub samples: Vec<Sample>,
     /// ‖g_k‖² of the tensors that have a column, for each sample.
     pub sq_grad_norms: Vec<Vec<f64>>,
+    /// The row that each sample stands in.
+    pub rows: Vec<u64>,
     pub columns: Columns,
     /// Length in bytes of the part that was read: less than the file's where a cut-off line was dropped.
     pub length: usize,
@@ -232,11 +234,13 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
     let mut parsed = Parsed {
         samples: Vec::new(),
         sq_grad_norms: Vec::new(),
+        rows: Vec::new(),
         columns,
         length: content.len(),
         completion: String::new(),
     };
     let mut record = csv::StringRecord::new();
+    let mut cursor = RowCursor { start: 0, row: 1 };
     while reader.read_record(&mut record).map_err(unreadable)? {
         let (start, columns) = (record.position().map_or(0, csv::Position::byte), &parsed.columns);
         let row = || row_at(content, start);
@@ -262,8 +266,27 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
         }
         parsed.samples.push(sample);
         parsed.sq_grad_norms.push(sq_grad_norms);
+        parsed.rows.push(cursor.advance(content, start));
     }
     Ok(parsed)
+}
+
+/// Counts rows from record to record, as [`row_at`] would from the start of the file each time.
+struct RowCursor {
+    start: usize,
+    row: u64,
+}
+
+impl RowCursor {
+    /// The row that the record starting at this byte, behind the last one, stands in.
+    fn advance(&mut self, content: &[u8], start: u64) -> u64 {
+        let start = content.len().min(start as usize);
+        let skipped = content[start..].iter().take_while(|&&byte| is_break(byte)).count();
+        let end = content.len().min(start + skipped + 1);
+        self.row += rows(&content[self.start..end]).count().saturating_sub(1) as u64;
+        self.start = start + skipped;
+        self.row
+    }
 }
 
 fn is_break(byte: u8) -> bool {
@@ -326,6 +349,16 @@ pub struct SampleTable {
     pub tensors: Vec<String>,
     /// For each sample the squared gradient norms ‖g_k‖² of the tensors, in their order.
     pub sq_grad_norms: Vec<Vec<f64>>,
+    /// For each sample its row (line of the file, from 1); empty where the samples come from no file.
+    pub rows: Vec<u64>,
+}
+
+/// Samples that come from no file, without norms of tensors.
+impl From<Vec<Sample>> for SampleTable {
+    fn from(samples: Vec<Sample>) -> Self {
+        let sq_grad_norms = vec![Vec::new(); samples.len()];
+        SampleTable { samples, sq_grad_norms, ..Default::default() }
+    }
 }
 
 impl SampleTable {
@@ -341,9 +374,14 @@ impl SampleTable {
     /// norm, a loss or norm beyond 1e60, a batch size that is not a whole number of at least 1, a last row
     /// that may be cut off.
     pub fn read(path: &Path) -> Result<Self> {
-        let Parsed { samples, sq_grad_norms, columns, .. } =
+        let Parsed { samples, sq_grad_norms, columns, rows, .. } =
             parse(path, &read_regular(path)?, CutOff::Refuse)?;
-        Ok(SampleTable { samples, tensors: columns.tensors().map(String::from).collect(), sq_grad_norms })
+        Ok(SampleTable {
+            samples,
+            tensors: columns.tensors().map(String::from).collect(),
+            sq_grad_norms,
+            rows,
+        })
     }
 
     /// The statistics of all samples, with those of the tensors.
@@ -351,8 +389,14 @@ impl SampleTable {
     /// # Errors
     /// Those of [`SampleStatistics::push_tensors`]; none for a table that was read from a file.
     pub fn statistics(&self) -> Result<SampleStatistics> {
+        self.statistics_of(|_| true)
+    }
+
+    /// The statistics of some samples, by their place.
+    pub(super) fn statistics_of(&self, take: impl Fn(usize) -> bool) -> Result<SampleStatistics> {
         let mut statistics = SampleStatistics::new();
-        for (sample, sq_grad_norms) in self.samples.iter().zip(&self.sq_grad_norms) {
+        let all = self.samples.iter().zip(&self.sq_grad_norms).enumerate();
+        for (_, (sample, sq_grad_norms)) in all.filter(|&(index, _)| take(index)) {
             let names = self.tensors.iter().map(String::as_str);
             statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))?;
         }

@@ -194,6 +194,13 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
         (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
             format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
         ),
+        (Error::Estimation(EstimationError::Foreign { findings, consequence }), Some(cache)) => {
+            let cache = cache.display();
+            CliError::Data(format!(
+                "{findings}; they decide over the fit ({consequence}): `rfdescent fit {cache}` names their rows; delete \
+                 these, and the same command goes on from there"
+            ))
+        }
         (Error::Io { path, source }, Some(cache))
             if path == cache
                 && matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>

@@ -7,9 +7,13 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
-use super::{AutoFit, AutoFitted, Progress};
+use super::{AutoFit, AutoFitted, OnForeign, Progress};
 use crate::estimation::cache::{Opened, SampleCache};
-use crate::estimation::{Design, EstimationError, Fit, Sample, SampleStatistics, TensorDims};
+use crate::estimation::fit::try_fit;
+use crate::estimation::sample_fit::blame;
+use crate::estimation::{
+    Design, Diagnostics, EstimationError, Findings, Fit, Sample, SampleStatistics, SampleTable, TensorDims,
+};
 use crate::{Error, Result};
 
 /// How a stretch of a run ended.
@@ -17,6 +21,20 @@ use crate::{Error, Result};
 pub(super) enum Advance {
     Done,
     OutOfBudget,
+}
+
+/// What the samples so far say.
+pub(super) struct Now {
+    pub fit: Fit,
+    /// By how much heavy tails widen the fit's own relative standard deviation; 1 without.
+    pub widening: f64,
+    /// The relative standard deviation with heavy tails allowed for.
+    pub relative_std: f64,
+    findings: Findings,
+    /// Those of the samples that were fitted, where not all were.
+    statistics: Option<SampleStatistics>,
+    /// The fit without foreign samples, where there are any that were not left out.
+    without_foreign: Option<Fit>,
 }
 
 /// The samples of a run: first the cached ones in their order, then new ones.
@@ -28,7 +46,10 @@ pub(super) struct Run<'a> {
     cached: std::vec::IntoIter<(Sample, Vec<f64>)>,
     /// The sampler's tensors; empty where the cache has no columns for them.
     tensors: Vec<TensorDims>,
+    /// Of all samples.
     pub(super) statistics: SampleStatistics,
+    /// All samples: which are foreign shows in no statistics.
+    table: SampleTable,
     pub(super) relative_std: Option<f64>,
     pub(super) needed: Option<u64>,
     /// Whether `progress` has been called.
@@ -59,6 +80,10 @@ impl<'a> Run<'a> {
             progress,
             cache,
             cached: cached.into_iter(),
+            table: SampleTable {
+                tensors: tensors.iter().map(|tensor| tensor.name.clone()).collect(),
+                ..Default::default()
+            },
             tensors,
             statistics: SampleStatistics::new(),
             relative_std: None,
@@ -79,7 +104,48 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, sample: &Sample, sq_grad_norms: &[f64]) -> Result<()> {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
-        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))
+        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))?;
+        self.table.samples.push(*sample);
+        self.table.sq_grad_norms.push(sq_grad_norms.to_vec());
+        Ok(())
+    }
+
+    /// Fits what there is, and judges it.
+    pub(super) fn fit(&self) -> std::result::Result<Now, EstimationError> {
+        let options = self.options;
+        let findings = self.table.findings();
+        let left_out = (!findings.foreign.is_empty() && findings.is_separable())
+            .then(|| self.table.without(&findings).ok())
+            .flatten();
+        let (statistics, without_foreign) = match (options.on_foreign, left_out) {
+            (OnForeign::LeaveOut, Some(statistics)) => (Some(statistics), None),
+            (_, left_out) => (None, left_out.and_then(|statistics| try_fit(&statistics).ok())),
+        };
+        let fitted = statistics.as_ref().unwrap_or(&self.statistics);
+        let fit = match try_fit(fitted) {
+            Ok(fit) => fit,
+            // What is foreign among others stays so, and no further sample helps: the others have a fit. Two
+            // populations may come about by chance where there are few samples.
+            Err(failure) if options.on_foreign == OnForeign::Refuse && without_foreign.is_some() => {
+                return Err(blame(failure, findings));
+            }
+            Err(failure) => return Err(failure),
+        };
+        if let (OnForeign::Refuse, Some(without)) = (options.on_foreign, &without_foreign) {
+            let quantities = [
+                ("variance", fit.variance, without.variance),
+                ("grad_variance", fit.grad_variance, without.grad_variance),
+            ];
+            for (quantity, with, without) in quantities {
+                if (with / without - 1.0).abs() > options.tolerance {
+                    let consequence = format!("with them {quantity} = {with:.3e}, without {without:.3e}");
+                    return Err(EstimationError::Foreign { findings: Box::new(findings), consequence });
+                }
+            }
+        }
+        let relative_std = Diagnostics::new(fitted, &fit, None).relative_std(&fit);
+        let widening = relative_std / fit.relative_std;
+        Ok(Now { fit, widening, relative_std, findings, statistics, without_foreign })
     }
 
     /// Adds samples until there are `end` examples.
@@ -192,13 +258,39 @@ impl<'a> Run<'a> {
         }
     }
 
-    pub(super) fn finish(self, fit: Fit, dims: u64) -> AutoFitted {
-        let mut warnings = self.warnings;
-        if let Some(unreliable) = fit.reliability(self.options.tolerance) {
+    pub(super) fn finish(self, now: Now, dims: u64) -> AutoFitted {
+        let Now { fit, widening, relative_std, findings, statistics, without_foreign } = now;
+        let (mut warnings, tolerance) = (self.warnings, self.options.tolerance);
+        if let Some(unreliable) = fit.reliability(tolerance) {
             warnings.push(format!("max_budget = {} is used up: {unreliable}", self.options.max_budget));
+        } else if relative_std > tolerance {
+            warnings.push(format!(
+                "max_budget = {} is used up: the losses have heavy tails, so the relative standard deviation of the \
+                 variance is {relative_std:.3} rather than {:.3}, which exceeds the tolerance {tolerance}",
+                self.options.max_budget,
+                relative_std / widening
+            ));
+        }
+        if !findings.is_empty() {
+            let done = match (self.options.on_foreign, &statistics, &without_foreign) {
+                (_, Some(_), _) => "; these are left out of the fit".to_string(),
+                (_, None, Some(without)) => {
+                    format!("; they are part of the fit: without them variance = {:.3e}", without.variance)
+                }
+                _ => String::new(),
+            };
+            warnings.push(format!("{findings}{done}"));
         }
         let tensors = self.sampler.tensors().to_vec();
-        AutoFitted { fit, dims, tensors, statistics: self.statistics, warnings }
+        AutoFitted {
+            converged: relative_std < tolerance && findings.populations.is_none(),
+            fit,
+            findings,
+            dims,
+            tensors,
+            statistics: statistics.unwrap_or(self.statistics),
+            warnings,
+        }
     }
 }
 
