@@ -214,7 +214,7 @@ impl std::fmt::Display for Findings {
             separator = "; ";
         }
         for ShiftedBatchSize { batch_size, count, first_row, mean, expected, deviations } in &self.shifted {
-            let from = first_row.map_or(String::new(), |row| format!(", from row {row} on"));
+            let from = first_row.map_or(String::new(), |row| format!(", from row {row} on,"));
             write!(
                 f,
                 "{separator}the {count} samples at batch size {batch_size}{from} have a mean loss of {}, {} standard \

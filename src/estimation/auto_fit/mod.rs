@@ -60,9 +60,9 @@ pub struct AutoFit {
 /// initialisation in a hundred blows up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnForeign {
-    /// Stop with [`EstimationError::Foreign`] where the fitted C(0) or −d·C'(0) differs by more than the
-    /// tolerance from the one without them, for no number of further samples would bring the two together;
-    /// warn where it does not.
+    /// Stop with [`EstimationError::Foreign`] where the fitted C(0) or −d·C'(0) differs by more than a factor
+    /// of 2 from the one without them, or only the latter exists: no number of further samples that anyone
+    /// draws would bring the two together. Warn where it does not.
     #[default]
     Refuse,
     /// Fit without them, as [`FitOptions::robust`](super::FitOptions::robust), and say so in a warning.
