@@ -22,7 +22,7 @@ mod statistics;
 mod tensors;
 
 pub use auto_fit::{
-    AutoFit, AutoFitted, BatchRequest, BatchSample, OnForeign, Progress, Sampler, SamplerError,
+    AutoFit, AutoFitted, BatchRequest, BatchSample, Cost, OnForeign, Progress, Sampler, SamplerError,
 };
 pub use design::{Design, DesignKind, DesignProblem};
 pub use diagnostics::Diagnostics;

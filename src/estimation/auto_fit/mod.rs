@@ -100,6 +100,40 @@ pub struct Progress {
     pub relative_std: Option<f64>,
     /// Where it has to come below.
     pub tolerance: f64,
+    /// Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so before
+    /// the first sample is drawn, what the variances that batch sizes are designed for at the start would
+    /// need, `initial_budget` at least.
+    pub expected: u64,
+    /// How long those still to be drawn will take, judged by the ones drawn so far; `None` before the first.
+    pub remaining_seconds: Option<f64>,
+}
+
+/// What a run has cost, and what more precision would.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Mini-batches drawn in this run; those of the cache cost nothing.
+    pub batches: u64,
+    /// Examples in them.
+    pub examples: u64,
+    /// Time from the first of them to the fit.
+    pub seconds: f64,
+    /// Further examples, at batch sizes in the same proportions, after which the standard deviation of the
+    /// fitted C(0) is half of what it is.
+    pub halving_examples: u64,
+    /// How long they would take, judged by those drawn; `None` where none were.
+    pub halving_seconds: Option<f64>,
+}
+
+impl std::fmt::Display for Cost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Cost { batches, examples, seconds, halving_examples, halving_seconds } = self;
+        write!(
+            f,
+            "{examples} examples in {batches} batches drawn in {seconds:.1} s; half the error would take "
+        )?;
+        write!(f, "{halving_examples} more")?;
+        halving_seconds.map_or(Ok(()), |seconds| write!(f, ", about {seconds:.1} s"))
+    }
 }
 
 /// A finished run.
@@ -112,6 +146,8 @@ pub struct AutoFitted {
     pub converged: bool,
     /// What looks unlike draws of one random function among the samples.
     pub findings: Findings,
+    /// What was drawn in this run, and what half the error would cost.
+    pub cost: Cost,
     /// d, as the sampler said.
     pub dims: u64,
     /// The tensors, as the sampler said.
@@ -158,6 +194,7 @@ impl AutoFit {
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
     /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
+    /// - [`EstimationError::AllEqual`] when ten samples or more have the same loss, or the same norm.
     /// - [`EstimationError::Foreign`] when foreign samples decide over the fit, or prevent it, and
     ///   [`on_foreign`](Self::on_foreign) refuses them; [`EstimationError::Inseparable`] when too many are
     ///   foreign to leave them out.
@@ -172,7 +209,8 @@ impl AutoFit {
         let dims = sampler.dims();
         let mut guess = Guess::new(self, dims)?;
         check_tensors(sampler.tensors(), dims)?;
-        let mut run = Run::open(self, sampler, progress)?;
+        let expected = (guess.design()?.samples_needed(self.tolerance) as u64).max(self.initial_budget);
+        let mut run = Run::open(self, sampler, progress, expected)?;
         loop {
             let have = run.statistics.samples() as f64;
             let (fresh, chunk) = match run.fit() {
@@ -200,6 +238,8 @@ impl AutoFit {
                     | EstimationError::Foreign { .. }
                     | EstimationError::Inseparable { .. }),
                 ) => return Err(failure.into()),
+                // Two of a few may agree by chance; more of them do not start to differ later.
+                Err(failure @ EstimationError::AllEqual { count: 10.., .. }) => return Err(failure.into()),
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
                     guess.learn_from(&failure);

@@ -2,12 +2,13 @@
 //! change.
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
-use super::{AutoFit, AutoFitted, OnForeign, Progress};
+use super::{AutoFit, AutoFitted, Cost, OnForeign, Progress};
 use crate::estimation::cache::{Opened, SampleCache};
 use crate::estimation::fit::try_fit;
 use crate::estimation::sample_fit::blame;
@@ -37,6 +38,24 @@ pub(super) struct Now {
     without_foreign: Option<Fit>,
 }
 
+/// New samples and since when they are drawn.
+struct Drawn {
+    started: Instant,
+    batches: u64,
+    examples: u64,
+}
+
+impl Drawn {
+    fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// How long so many further examples take, judged by those drawn.
+    fn seconds_for(&self, further: u64) -> Option<f64> {
+        (self.examples > 0).then(|| further as f64 * self.seconds() / self.examples as f64)
+    }
+}
+
 /// The samples of a run: first the cached ones in their order, then new ones.
 pub(super) struct Run<'a> {
     options: &'a AutoFit,
@@ -54,6 +73,10 @@ pub(super) struct Run<'a> {
     pub(super) needed: Option<u64>,
     /// Whether `progress` has been called.
     reported: bool,
+    /// What the prior guess of the variances would need, before there is a fit.
+    expected: u64,
+    /// What was drawn in this run, the cache apart.
+    drawn: Drawn,
     warnings: Vec<String>,
 }
 
@@ -62,6 +85,7 @@ impl<'a> Run<'a> {
         options: &'a AutoFit,
         sampler: &'a mut dyn Sampler,
         progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+        expected: u64,
     ) -> Result<Self> {
         let mut tensors = sampler.tensors().to_vec();
         let (cache, cached, warning) = match &options.cache {
@@ -89,6 +113,8 @@ impl<'a> Run<'a> {
             relative_std: None,
             needed: None,
             reported: false,
+            expected,
+            drawn: Drawn { started: Instant::now(), batches: 0, examples: 0 },
             warnings: warning.into_iter().collect(),
         })
     }
@@ -121,17 +147,18 @@ impl<'a> Run<'a> {
             (OnForeign::LeaveOut, Some(statistics)) => (Some(statistics), None),
             (_, left_out) => (None, left_out.and_then(|statistics| try_fit(&statistics).ok())),
         };
+        let gross = findings.foreign.iter().any(|foreign| foreign.deviations.abs() > GROSS);
         let fitted = statistics.as_ref().unwrap_or(&self.statistics);
         let fit = match try_fit(fitted) {
             Ok(fit) => fit,
             // What is foreign among others stays so, and no further sample helps: the others have a fit. Two
             // populations may come about by chance where there are few samples.
-            Err(failure) if options.on_foreign == OnForeign::Refuse && without_foreign.is_some() => {
+            Err(failure) if options.on_foreign == OnForeign::Refuse && gross && without_foreign.is_some() => {
                 return Err(blame(failure, findings));
             }
             Err(failure) => return Err(failure),
         };
-        if let (OnForeign::Refuse, Some(without)) = (options.on_foreign, &without_foreign) {
+        if let (OnForeign::Refuse, true, Some(without)) = (options.on_foreign, gross, &without_foreign) {
             let quantities = [
                 ("variance", fit.variance, without.variance),
                 ("grad_variance", fit.grad_variance, without.grad_variance),
@@ -157,6 +184,7 @@ impl<'a> Run<'a> {
             }
             if !self.reported {
                 self.report()?;
+                self.drawn.started = Instant::now();
             }
             let requests = self.requests(design, end);
             if requests.is_empty() {
@@ -232,6 +260,8 @@ impl<'a> Run<'a> {
         let grad_norm = sq_grad_norm.sqrt();
         let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
         self.push(&sample, sq_grad_norms).map_err(|e| self.failed(batch_size, e.into()))?;
+        self.drawn.batches += 1;
+        self.drawn.examples = self.drawn.examples.saturating_add(batch_size);
         match &mut self.cache {
             Some(cache) => cache.append(loss, grad_norm, batch_size, sq_grad_norms),
             None => Ok(()),
@@ -248,7 +278,16 @@ impl<'a> Run<'a> {
         self.reported = true;
         let (batches, samples) = (self.statistics.batches(), self.statistics.samples());
         let Run { needed, relative_std, .. } = *self;
-        let now = Progress { batches, samples, needed, relative_std, tolerance: self.options.tolerance };
+        let expected = needed.unwrap_or(self.expected).min(self.options.max_budget).max(samples);
+        let now = Progress {
+            batches,
+            samples,
+            needed,
+            relative_std,
+            tolerance: self.options.tolerance,
+            expected,
+            remaining_seconds: self.drawn.seconds_for(expected - samples),
+        };
         match (self.progress)(&now) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
@@ -282,7 +321,18 @@ impl<'a> Run<'a> {
             warnings.push(format!("{findings}{done}"));
         }
         let tensors = self.sampler.tensors().to_vec();
+        let Drawn { batches, examples, .. } = self.drawn;
+        // Variances of estimates fall with 1/n: half the error takes four times the samples.
+        let halving_examples = fit.samples.saturating_mul(3);
+        let cost = Cost {
+            batches,
+            examples,
+            seconds: if batches > 0 { self.drawn.seconds() } else { 0.0 },
+            halving_examples,
+            halving_seconds: self.drawn.seconds_for(halving_examples),
+        };
         AutoFitted {
+            cost,
             converged: relative_std < tolerance && findings.populations.is_none(),
             fit,
             findings,
@@ -297,6 +347,10 @@ impl<'a> Run<'a> {
 /// By this factor foreign samples have to change a variance to be refused. What heavy tails do to it is less as
 /// a rule, and further samples make up for that.
 const DECISIVE: f64 = 2.0;
+
+/// So many standard deviations from the others one of them has to be. Heavy tails such as Laplace's reach
+/// beyond what is foreign to Gaussian losses, but not as far as this.
+const GROSS: f64 = 20.0;
 
 /// A random number of its own for each sample, so that a resumed run goes on as if it had not been
 /// interrupted.
