@@ -1,8 +1,8 @@
 //! What `relative_std` promises, against what repeated sampling does: how often the true C(0) is within two
 //! stated standard deviations of the fitted one.
 //!
-//! `cargo test --release -p rfdescent --test estimation_coverage -- --ignored --nocapture` prints the table of
-//! the documentation, from 1000 sets of each kind.
+//! `cargo test --release -p rfdescent --test estimation_coverage -- --ignored --nocapture` prints the table
+//! of the documentation, from 1000 sets of each kind.
 
 use std::ops::ControlFlow;
 
@@ -173,14 +173,15 @@ fn two_stated_standard_deviations_cover_the_variance_of_gaussian_losses() {
     {
         let found = outcome(kind, 200);
         assert!(found.no_fit == 0.0 && found.within_two > 0.954 - 0.11, "{}: {found:?}", kind.name);
-        // The standard deviation of 200 sets is known to 1/√400, that of the stated one in each set less well.
+        // The standard deviation of 200 sets is known to 1/√400, that of the stated one in each set less
+        // well.
         assert!((found.actual / found.stated - 1.0).abs() < 0.25, "{}: {found:?}", kind.name);
     }
 }
 
-/// The variance of squares is (2 + κ)/2 times that of a Gaussian: with κ = 3 the actual standard deviation is 1.58
-/// times the stated one, with κ = 6 (whose estimate has no finite variance) about 2. Allowing for the tails gets
-/// most of that back.
+/// The variance of squares is (2 + κ)/2 times that of a Gaussian: with κ = 3 the actual standard deviation is
+/// 1.58 times the stated one, with κ = 6 (whose estimate has no finite variance) about 2. Allowing for the
+/// tails gets most of that back.
 #[test]
 fn heavy_tails_break_the_promise_and_allowing_for_them_restores_most_of_it() {
     for kind in KINDS

@@ -441,8 +441,8 @@ fn auto_fit_goes_on_where_heavy_tails_make_the_fit_less_precise_than_it_says() {
         examples[0] += light.fit.samples;
         examples[1] += heavy.fit.samples;
     }
-    // Laplace losses have an excess kurtosis of 3: 2.5 times as many examples where it is beyond doubt, which it
-    // is in about half of the runs when they reach the tolerance.
+    // Laplace losses have an excess kurtosis of 3: 2.5 times as many examples where it is beyond doubt, which
+    // it is in about half of the runs when they reach the tolerance.
     assert!(went_on >= 3 && examples[1] > examples[0] * 5 / 4, "{went_on} {examples:?}");
 }
 

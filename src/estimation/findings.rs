@@ -49,8 +49,9 @@ pub struct ForeignSample {
     pub value: f64,
     /// What it is at this batch size for the other samples, about.
     pub expected: f64,
-    /// How many standard deviations of the other samples lie between the two; for norms, the
-    /// smaller number of those of the logarithm and of the cube root of the square. Infinite, in JSON null, where most of the losses are the same number.
+    /// How many standard deviations of the other samples lie between the two; for norms, the smaller number
+    /// of those of the logarithm and of the cube root of the square. Infinite, in JSON null, where most of
+    /// the losses are the same number.
     pub deviations: f64,
 }
 
@@ -254,8 +255,8 @@ fn list(unit: &str, places: impl Iterator<Item = u64>, count: usize) -> String {
 
 /// How far from the others, in standard deviations, one of `tests` values may be without being foreign.
 ///
-/// A quantile of Student's t, whose few degrees of freedom allow for a line that is estimated from few samples
-/// itself; for many samples that of the normal distribution.
+/// A quantile of Student's t, whose few degrees of freedom allow for a line that is estimated from few
+/// samples itself; for many samples that of the normal distribution.
 fn limit(samples: usize, tests: usize) -> f64 {
     let freedom = (samples as f64 / 4.0).max(2.0);
     let tail = FALSE_ALARM / (2.0 * tests as f64);
@@ -405,10 +406,10 @@ impl Losses {
     }
 }
 
-/// Norms far from a robust line of ‖g‖², in the logarithm of the ratio as well as in its cube root: the latter
-/// is near normal for a χ² variable (E. B. Wilson & M. M. Hilferty, "The Distribution of Chi-Square", 1931),
-/// whose logarithm has a heavy lower tail; the norms of networks have a heavier upper one, which the logarithm
-/// allows for.
+/// Norms far from a robust line of ‖g‖², in the logarithm of the ratio as well as in its cube root: the
+/// latter is near normal for a χ² variable (E. B. Wilson & M. M. Hilferty, "The Distribution of Chi-Square",
+/// 1931), whose logarithm has a heavy lower tail; the norms of networks have a heavier upper one, which the
+/// logarithm allows for.
 fn foreign_norms(samples: &[Sample], limit: f64) -> Vec<ForeignSample> {
     /// Norms that agree to so many digits tell nothing by their spread.
     const SMALLEST_SPREAD: f64 = 1e-6;

@@ -100,11 +100,14 @@ impl std::fmt::Display for Unreliable {
 /// regression of (L − μ)² on 1/b with weights 1/v_b², because Var (L − μ)² = 2·v_b². The gradient's variances
 /// are the same regression of ‖g‖². One iteration costs O(number of distinct batch sizes).
 ///
+/// Statistics do not say which sample is foreign to the others, and a single one may decide over the fit:
+/// where the samples themselves are at hand, [`SampleTable::fit`](super::SampleTable::fit) does.
+///
 /// # Errors
 /// Each an [`EstimationError`]: fewer than two distinct batch sizes, or all within a factor 1 + 1e-9; losses
-/// that spread by less than 1e-75, or gradients that are smaller, without being 0; an intercept (C(0),
-/// −d·C'(0)) that is not positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000
-/// iterations.
+/// or norms that are all the same number; losses that spread by less than 1e-75, or gradients that are
+/// smaller, without being 0; an intercept (C(0), −d·C'(0)) that is not positive; a negative slope (C_ε(0),
+/// −d·C'_ε(0)); no convergence within 10,000 iterations.
 pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
     Ok(try_fit(statistics)?)
 }

@@ -32,8 +32,8 @@ impl SampleTable {
     ///
     /// Foreign is what a set of Gaussian losses as large would contain once in a thousand times, given mean
     /// and variances that no minority of the samples can decide over, and likewise for the norms, whose
-    /// logarithms and cube roots are looked at. Fewer than 10 samples are not judged. [`fit`](super::fit()) sees statistics only, from which
-    /// no sample can be told.
+    /// logarithms and cube roots are looked at. Fewer than 10 samples are not judged. [`fit`](super::fit())
+    /// sees statistics only, from which no sample can be told.
     ///
     /// # Errors
     /// Those of [`fit`](super::fit()); [`EstimationError::Foreign`] where foreign samples are the reason of

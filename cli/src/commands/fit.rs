@@ -37,8 +37,8 @@ pub struct FitArgs {
     #[arg(long, value_name = "T", default_value_t = 0.3, allow_hyphen_values = true)]
     tolerance: f64,
 
-    /// Leave out samples that look foreign to the others, as those of initialisations that blow up; the fit is
-    /// the same where there are none.
+    /// Leave out samples that look foreign to the others, as those of initialisations that blow up; the fit
+    /// is the same where there are none.
     #[arg(long)]
     robust: bool,
 
@@ -248,7 +248,8 @@ fn unfit(args: &FitArgs, error: Error) -> CliError {
     }
 }
 
-/// One line about what looks unlike draws of one random function, with what it does to the fit and what to do.
+/// One line about what looks unlike draws of one random function, with what it does to the fit and what to
+/// do.
 fn found(args: &FitArgs, findings: &Findings, fit: &Fit, without: Option<&Fit>) -> Option<String> {
     if findings.is_empty() {
         return None;

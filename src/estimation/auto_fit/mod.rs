@@ -100,9 +100,9 @@ pub struct Progress {
     pub relative_std: Option<f64>,
     /// Where it has to come below.
     pub tolerance: f64,
-    /// Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so before
-    /// the first sample is drawn, what the variances that batch sizes are designed for at the start would
-    /// need, `initial_budget` at least.
+    /// Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so
+    /// before the first sample is drawn, what the variances that batch sizes are designed for at the start
+    /// would need, `initial_budget` at least.
     pub expected: u64,
     /// How long those still to be drawn will take, judged by the ones drawn so far; `None` before the first.
     pub remaining_seconds: Option<f64>,

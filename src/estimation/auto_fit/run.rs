@@ -344,8 +344,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// By this factor foreign samples have to change a variance to be refused. What heavy tails do to it is less as
-/// a rule, and further samples make up for that.
+/// By this factor foreign samples have to change a variance to be refused. What heavy tails do to it is less
+/// as a rule, and further samples make up for that.
 const DECISIVE: f64 = 2.0;
 
 /// So many standard deviations from the others one of them has to be. Heavy tails such as Laplace's reach
