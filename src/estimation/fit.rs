@@ -184,15 +184,17 @@ fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<()
 /// is 0 or that there is no noise.
 fn check_spread(statistics: &SampleStatistics) -> std::result::Result<(), EstimationError> {
     let count = statistics.batches();
-    let constants: [(_, fn(&Group) -> Option<f64>); 2] =
-        [("loss", Group::constant_loss), ("grad_norm", |group| group.constant_sq_grad_norm().map(f64::sqrt))];
-    for (quantity, constant) in constants {
+    // The value that all batch sizes have, if there is one.
+    let shared = |constant: fn(&Group) -> Option<f64>| {
         let mut values = statistics.groups().map(|(_, group)| constant(group));
-        if let Some(Some(value)) = values.next()
-            && values.all(|other| other == Some(value))
-        {
-            return Err(EstimationError::AllEqual { quantity, value, count });
-        }
+        let first = values.next()??;
+        values.all(|other| other == Some(first)).then_some(first)
+    };
+    if let Some(value) = shared(Group::constant_loss) {
+        return Err(EstimationError::AllEqual { quantity: "loss", value, count });
+    }
+    if let Some(square) = shared(Group::constant_sq_grad_norm) {
+        return Err(EstimationError::AllEqual { quantity: "grad_norm", value: square.sqrt(), count });
     }
     Ok(())
 }
