@@ -218,6 +218,20 @@ pub(crate) fn rows(content: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The number, from 1, of the row that a record starting at this byte stands in. What the reader skips before
 /// it, line breaks and comments, counts as its start.
 pub fn row_at(content: &[u8], start: u64) -> usize {
+    rows(&content[..content.len().min(first_byte(content, start) + 1)]).count().max(1)
+}
+
+/// The same of many records, in one pass over the content.
+pub(crate) fn rows_at(content: &[u8], starts: &[u64]) -> Vec<u64> {
+    let firsts: Vec<usize> =
+        rows(content).map(|line| line.as_ptr().addr() - content.as_ptr().addr()).collect();
+    let row =
+        |&start: &u64| firsts.partition_point(|&first| first <= first_byte(content, start)).max(1) as u64;
+    starts.iter().map(row).collect()
+}
+
+/// Where a record begins that the reader says to start at this byte.
+fn first_byte(content: &[u8], start: u64) -> usize {
     let mut start = content.len().min(start as usize);
     while let Some(&byte) = content.get(start) {
         if byte == COMMENT {
@@ -228,7 +242,7 @@ pub fn row_at(content: &[u8], start: u64) -> usize {
             break;
         }
     }
-    rows(&content[..content.len().min(start + 1)]).count().max(1)
+    start
 }
 
 #[cfg(test)]
@@ -274,6 +288,7 @@ mod tests {
         let content = b"# a\n\nhead\r\n# b\r\n\r\n1\r2\n";
         for (start, row) in [(0, 3), (9, 6), (10, 6), (21, 7)] {
             assert_eq!(row_at(content, start), row, "{start}");
+            assert_eq!(rows_at(content, &[start]), [row as u64], "{start}");
         }
         assert_eq!(row_at(b"", 0), 1);
     }

@@ -189,12 +189,9 @@ fn samples_that_determine_nothing_are_named_errors() {
     assert!(matches!(negative, EstimationError::NegativeSlope { quantity: "noise_grad_variance", .. }));
     // Constant losses, zero gradients.
     let constant = error_of(&exact(0.0, 0.0, 500.0, 9e4, &[20, 50, 225]));
-    assert!(
-        matches!(constant, EstimationError::NonPositiveIntercept { quantity: "variance", .. }),
-        "{constant}"
-    );
+    assert!(matches!(constant, EstimationError::AllEqual { quantity: "loss", count: 6, .. }), "{constant}");
     let flat = error_of(&exact(0.01, 0.8, 0.0, 0.0, &[20, 50, 225]));
-    assert!(matches!(flat, EstimationError::NonPositiveIntercept { quantity: "grad_variance", .. }));
+    assert!(matches!(flat, EstimationError::AllEqual { quantity: "grad_norm", value: 0.0, .. }));
 }
 
 #[test]

@@ -121,6 +121,7 @@ impl rfd_auto_fit_options {
             seed: self.seed,
             design: kind(self.design)?,
             cache,
+            ..AutoFit::default()
         })
     }
 }

@@ -57,6 +57,106 @@ fn golden_fits() {
     }
 }
 
+/// Five of 420 losses are 1e4, at five of the seven batch sizes.
+fn blown_samples(folder: &Path) -> PathBuf {
+    let mut text = String::from("loss,grad_norm,batchsize\n");
+    for i in 0..420u32 {
+        let b = f64::from([20u32, 50, 100, 200, 400, 800, 1600][i as usize % 7]);
+        // The quantiles of a normal distribution would do as well: values with one mode and no tails.
+        let u = (f64::from(i / 7) + 0.5) / 60.0;
+        let loss = match i {
+            49 | 78 | 121 | 234 | 412 => 1e4,
+            _ => 2.0 + (u / (1.0 - u)).ln() / 1.8138 * (0.01 + 0.8 / b).sqrt(),
+        };
+        let norm = ((500.0 + 9e4 / b) * (1.0 + 0.02 * f64::from(i * 17 % 11))).sqrt();
+        text += &format!("{loss},{norm},{b}\n");
+    }
+    let path = folder.join("blown.csv");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn foreign_samples_are_named_in_one_line_and_left_out_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = blown_samples(folder.path());
+    let got = fit().arg(&samples).args(["--dims", "1000"]).assert().success();
+    let warnings = String::from_utf8(got.get_output().stderr.clone()).unwrap();
+    assert_eq!(warnings.lines().count(), 1, "{warnings}");
+    for part in [
+        "5 of 420 samples look foreign: rows 51, 80, 123, 236 and 414 (loss",
+        "decide over the fit",
+        "--robust",
+    ] {
+        assert!(warnings.contains(part), "{warnings}");
+    }
+    let text = String::from_utf8(got.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("foreign_samples           5  (part of the fit)"), "{text}");
+
+    let plot = folder.path().join("fit.svg");
+    let robust =
+        json(fit().arg(&samples).args(["--json", "--robust", "--dims", "1000", "--plot"]).arg(&plot));
+    assert!((robust["variance"].as_f64().unwrap() / 0.01 - 1.0).abs() < 0.3, "{robust}");
+    assert_eq!((&robust["batches"], &robust["left_out"]), (&415.into(), &5.into()));
+    assert_eq!(robust["findings"]["foreign"][0]["row"], 51);
+    assert!(plot.exists());
+    let plain = json(fit().arg(&samples).args(["--json", "--dims", "1000"]));
+    assert!(plain["variance"].as_f64().unwrap() > 1e3 && plain["left_out"] == 0, "{plain}");
+
+    // Without foreign samples the option changes nothing.
+    let clean = exact_samples(folder.path());
+    let numbers = |arguments: &[&str]| {
+        let mut value = json(fit().arg(&clean).args(["--json", "--dims", "1000"]).args(arguments));
+        value.as_object_mut().unwrap().remove("robust");
+        value
+    };
+    assert_eq!(numbers(&[]), numbers(&["--robust"]));
+}
+
+#[test]
+fn a_foreign_sample_that_prevents_the_fit_is_named_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = blown_samples(folder.path());
+    let text = fs::read_to_string(&samples).unwrap();
+    // Of the five, only the one at a batch size of 20: the intercept is negative.
+    let only: String = text
+        .lines()
+        .enumerate()
+        .filter(|(i, line)| *i == 50 || !line.starts_with("10000,"))
+        .map(|(_, line)| format!("{line}\n"))
+        .collect();
+    fs::write(&samples, only).unwrap();
+    fit().arg(&samples).assert().failure().stderr(
+        predicate::str::contains("row 51 (loss")
+            .and(predicate::str::contains("use --robust"))
+            .and(predicate::str::contains("larger batch sizes").not()),
+    );
+    fit().arg(&samples).arg("--robust").assert().success();
+}
+
+#[test]
+fn two_populations_are_named_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let samples = blown_samples(folder.path());
+    let text = fs::read_to_string(&samples).unwrap();
+    let shifted: String = text
+        .lines()
+        .filter(|line| !line.starts_with("10000,"))
+        .enumerate()
+        .map(|(i, line)| match line.split_once(',') {
+            Some((loss, rest)) if i > 200 => format!("{},{rest}\n", loss.parse::<f64>().unwrap() + 5.0),
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    fs::write(&samples, shifted).unwrap();
+    let remedy = || {
+        predicate::str::contains("two populations: rows 2, 3, 4, 5")
+            .and(predicate::str::contains("a file of their own"))
+    };
+    fit().arg(&samples).assert().success().stderr(remedy());
+    fit().arg(&samples).arg("--robust").assert().failure().stderr(remedy());
+}
+
 #[test]
 fn all_numbers_with_dims_and_nulls_without() {
     let folder = tempfile::tempdir().unwrap();

@@ -43,6 +43,22 @@ fn the_published_values() {
 }
 
 #[test]
+fn what_it_costs_and_what_half_the_error_would() {
+    let got = json(&["--design", "c-optimal", "--examples-per-second", "1000"]);
+    assert!(close(&got["samples_to_halve"], 3.0 * 14488.44, 1e-4), "{got}");
+    assert!(close(&got["seconds_needed"], 14.48844, 1e-4), "{got}");
+    assert!(close(&got["seconds_to_halve"], 43.466, 1e-4), "{got}");
+    assert!(json(&[])["seconds_needed"].is_null());
+    let all = [&REFERENCE[..], &["--design", "c-optimal", "--examples-per-second", "1000"]].concat();
+    plan(&all).assert().success().stdout(
+        predicate::str::contains("seconds_needed               14.5")
+            .and(predicate::str::contains("(more, for tolerance 0.15)")),
+    );
+    let all = [&REFERENCE[..], &["--examples-per-second", "0"]].concat();
+    plan(&all).assert().failure().stderr(predicate::str::contains("--examples-per-second 0: must be"));
+}
+
+#[test]
 fn a_maximum_is_kept() {
     let got = json(&["--max-batch", "100"]);
     let sizes = got["points"].as_array().unwrap().iter().map(|p| p["batch_size"].as_u64().unwrap());

@@ -61,7 +61,7 @@ impl SampleCache {
             file.set_len(0).and_then(|()| file.write_all(header.as_bytes())).map_err(io)?;
             content = header.into();
         }
-        let Parsed { samples, sq_grad_norms, columns, length, completion } =
+        let Parsed { samples, sq_grad_norms, columns, length, completion, .. } =
             parse(path, &content, CutOff::Mend)?;
         let places =
             places(&columns, tensors).map_err(|problem| Error::File { path: path.into(), problem })?;

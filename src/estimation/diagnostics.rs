@@ -71,6 +71,22 @@ impl Diagnostics {
                 .map(|(variance, d)| variance * d as f64 / 2.0),
         }
     }
+
+    /// Whether the losses have heavier tails than Gaussian ones, beyond doubt: a positive excess kurtosis
+    /// where `normality_p_value` is below 1e-6.
+    pub fn heavy_tails(&self) -> bool {
+        self.excess_kurtosis > 0.0 && self.normality_p_value.is_some_and(|p| p < 1e-6)
+    }
+
+    /// The relative standard deviation of the fitted C(0) with [`heavy_tails`](Self::heavy_tails) allowed
+    /// for: a squared residual has the variance (2 + κ)·v² at an excess kurtosis of κ, in place of the 2·v²
+    /// that [`Fit::relative_std`] takes, so it is √(1 + κ/2) times that. Without heavy tails that of the fit.
+    pub fn relative_std(&self, fit: &Fit) -> f64 {
+        match self.heavy_tails() {
+            true => fit.relative_std * (1.0 + 0.5 * self.excess_kurtosis).sqrt(),
+            false => fit.relative_std,
+        }
+    }
 }
 
 /// D'Agostino (1970): skewness of n Gaussian samples as a standard normal variable.

@@ -1,5 +1,6 @@
 //! What can go wrong on the way from samples to a fit.
 
+use super::Findings;
 use std::path::PathBuf;
 
 /// Why samples do not determine a covariance, or why no more of them could be drawn.
@@ -107,6 +108,39 @@ pub enum EstimationError {
         iterations: u32,
         /// Largest relative change of a coefficient in the last one.
         change: f64,
+    },
+    /// All losses, or all gradient norms, are the same number: no draws of a random function.
+    #[error(
+        "all {count} samples have the {quantity} {value}: the column holds a constant, or each evaluation is of the same \
+         parameters and examples; initialise and draw anew for each sample, and take the norm before any clipping"
+    )]
+    AllEqual {
+        /// `loss` or `grad_norm`.
+        quantity: &'static str,
+        /// The number.
+        value: f64,
+        /// How many samples there are.
+        count: u64,
+    },
+    /// Foreign samples decide over the fit, or prevent it.
+    #[error(
+        "{findings}; they decide over the fit ({consequence}): look at these samples, then delete them, or leave them \
+         out with a robust fit"
+    )]
+    Foreign {
+        /// Which samples.
+        findings: Box<Findings>,
+        /// What they do to the fit.
+        consequence: String,
+    },
+    /// So many samples are foreign that none can be left out as an exception.
+    #[error(
+        "{findings}; these are too many to be exceptions that a robust fit leaves out: fit the samples of each network \
+         and data set from a file of their own"
+    )]
+    Inseparable {
+        /// What was found.
+        findings: Box<Findings>,
     },
     /// Serialised statistics cannot be used.
     #[error("sample statistics: {0}")]

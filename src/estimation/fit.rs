@@ -2,7 +2,7 @@
 
 use super::EstimationError;
 use super::least_squares::{Abscissa, Converged, Failure, Line, Sum, WeightedDesign, iterate};
-use super::statistics::SampleStatistics;
+use super::statistics::{Group, SampleStatistics};
 use crate::{Moments, Result};
 use serde::Serialize;
 
@@ -100,17 +100,21 @@ impl std::fmt::Display for Unreliable {
 /// regression of (L − μ)² on 1/b with weights 1/v_b², because Var (L − μ)² = 2·v_b². The gradient's variances
 /// are the same regression of ‖g‖². One iteration costs O(number of distinct batch sizes).
 ///
+/// Statistics do not say which sample is foreign to the others, and a single one may decide over the fit:
+/// where the samples themselves are at hand, [`SampleTable::fit`](super::SampleTable::fit) does.
+///
 /// # Errors
 /// Each an [`EstimationError`]: fewer than two distinct batch sizes, or all within a factor 1 + 1e-9; losses
-/// that spread by less than 1e-75, or gradients that are smaller, without being 0; an intercept (C(0),
-/// −d·C'(0)) that is not positive; a negative slope (C_ε(0), −d·C'_ε(0)); no convergence within 10,000
-/// iterations.
+/// or norms that are all the same number; losses that spread by less than 1e-75, or gradients that are
+/// smaller, without being 0; an intercept (C(0), −d·C'(0)) that is not positive; a negative slope (C_ε(0),
+/// −d·C'_ε(0)); no convergence within 10,000 iterations.
 pub fn fit(statistics: &SampleStatistics) -> Result<Fit> {
     Ok(try_fit(statistics)?)
 }
 
 pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit, EstimationError> {
     let abscissae = abscissae(statistics)?;
+    check_spread(statistics)?;
     let squares_about = |line| {
         let mean = weighted_mean(statistics, line);
         statistics.groups().map(|(_, g)| g.loss_powers_about(mean)[0] / g.count()).collect::<Vec<_>>()
@@ -172,6 +176,25 @@ fn check_size(quantity: &'static str, squares: &[f64]) -> std::result::Result<()
     let value = squares.iter().copied().fold(0.0, f64::max);
     if value > 0.0 && value < SMALLEST_SQUARE {
         return Err(EstimationError::TooSmall { quantity, value });
+    }
+    Ok(())
+}
+
+/// Refuses losses or norms that are one and the same number, of which the fit would only say that a variance
+/// is 0 or that there is no noise.
+fn check_spread(statistics: &SampleStatistics) -> std::result::Result<(), EstimationError> {
+    let count = statistics.batches();
+    // The value that all batch sizes have, if there is one.
+    let shared = |constant: fn(&Group) -> Option<f64>| {
+        let mut values = statistics.groups().map(|(_, group)| constant(group));
+        let first = values.next()??;
+        values.all(|other| other == Some(first)).then_some(first)
+    };
+    if let Some(value) = shared(Group::constant_loss) {
+        return Err(EstimationError::AllEqual { quantity: "loss", value, count });
+    }
+    if let Some(square) = shared(Group::constant_sq_grad_norm) {
+        return Err(EstimationError::AllEqual { quantity: "grad_norm", value: square.sqrt(), count });
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 use super::statistics::{LARGEST_NORM, Sample, SampleStatistics};
 use crate::files::read_regular;
 use crate::tables::{
-    Layout, comment, is_break, not_a_number, not_text, row_at, rows, same_name, whole, whole_number,
+    Layout, comment, is_break, not_a_number, not_text, row_at, rows, rows_at, same_name, whole, whole_number,
 };
 use crate::{Error, Result};
 use std::collections::HashSet;
@@ -224,6 +224,8 @@ pub(super) struct Parsed {
     pub samples: Vec<Sample>,
     /// ‖g_k‖² of the tensors that have a column, for each sample.
     pub sq_grad_norms: Vec<Vec<f64>>,
+    /// The row that each sample stands in.
+    pub rows: Vec<u64>,
     pub columns: Columns,
     /// Length in bytes of the part that was read: less than the file's where a cut-off line was dropped.
     pub length: usize,
@@ -262,11 +264,13 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
     let mut parsed = Parsed {
         samples: Vec::new(),
         sq_grad_norms: Vec::new(),
+        rows: Vec::new(),
         columns,
         length: content.len(),
         completion: String::new(),
     };
     let mut record = csv::StringRecord::new();
+    let mut starts = Vec::new();
     while reader.read_record(&mut record).map_err(unreadable)? {
         let (start, columns) = (record.position().map_or(0, csv::Position::byte), &parsed.columns);
         let row = || row_at(content, start);
@@ -292,7 +296,9 @@ pub(super) fn parse(path: &Path, content: &[u8], cut_off: CutOff) -> Result<Pars
         }
         parsed.samples.push(sample);
         parsed.sq_grad_norms.push(sq_grad_norms);
+        starts.push(start);
     }
+    parsed.rows = rows_at(content, &starts);
     if comment(&content[whole..]).is_some() {
         // Rows to come would belong to it.
         parsed.completion = parsed.columns.line_break.into();
@@ -342,6 +348,16 @@ pub struct SampleTable {
     pub tensors: Vec<String>,
     /// For each sample the squared gradient norms ‖g_k‖² of the tensors, in their order.
     pub sq_grad_norms: Vec<Vec<f64>>,
+    /// For each sample its row (line of the file, from 1); empty where the samples come from no file.
+    pub rows: Vec<u64>,
+}
+
+/// Samples that come from no file, without norms of tensors.
+impl From<Vec<Sample>> for SampleTable {
+    fn from(samples: Vec<Sample>) -> Self {
+        let sq_grad_norms = vec![Vec::new(); samples.len()];
+        SampleTable { samples, sq_grad_norms, ..Default::default() }
+    }
 }
 
 impl SampleTable {
@@ -368,8 +384,9 @@ impl SampleTable {
     /// # Errors
     /// [`Error::File`] of [`read`](Self::read).
     pub fn from_csv(content: &[u8], name: &Path) -> Result<Self> {
-        let Parsed { samples, sq_grad_norms, columns, .. } = parse(name, content, CutOff::Refuse)?;
-        Ok(SampleTable { samples, tensors: columns.tensors().map(String::from).collect(), sq_grad_norms })
+        let Parsed { samples, sq_grad_norms, columns, rows, .. } = parse(name, content, CutOff::Refuse)?;
+        let tensors = columns.tensors().map(String::from).collect();
+        Ok(SampleTable { samples, tensors, sq_grad_norms, rows })
     }
 
     /// The statistics of all samples, with those of the tensors.
@@ -377,8 +394,14 @@ impl SampleTable {
     /// # Errors
     /// Those of [`SampleStatistics::push_tensors`]; none for a table that was read from a file.
     pub fn statistics(&self) -> Result<SampleStatistics> {
+        self.statistics_of(|_| true)
+    }
+
+    /// The statistics of some samples, by their place.
+    pub(super) fn statistics_of(&self, take: impl Fn(usize) -> bool) -> Result<SampleStatistics> {
         let mut statistics = SampleStatistics::new();
-        for (sample, sq_grad_norms) in self.samples.iter().zip(&self.sq_grad_norms) {
+        let all = self.samples.iter().zip(&self.sq_grad_norms).enumerate();
+        for (_, (sample, sq_grad_norms)) in all.filter(|&(index, _)| take(index)) {
             let names = self.tensors.iter().map(String::as_str);
             statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))?;
         }

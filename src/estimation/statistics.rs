@@ -148,6 +148,16 @@ impl Group {
         self.sq_grad_norm.mean
     }
 
+    /// The loss, where all samples have the same.
+    pub(super) fn constant_loss(&self) -> Option<f64> {
+        (self.loss.m2 == 0.0).then_some(self.loss.mean)
+    }
+
+    /// ‖g‖², where all samples have the same.
+    pub(super) fn constant_sq_grad_norm(&self) -> Option<f64> {
+        (self.sq_grad_norm.m2 == 0.0).then_some(self.sq_grad_norm.mean)
+    }
+
     pub(super) fn mean_of_tensor(&self, name: &str) -> Option<f64> {
         self.tensors.get(name).copied()
     }

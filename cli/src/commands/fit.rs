@@ -1,10 +1,13 @@
 //! `rfdescent fit`: a covariance model from a file of samples.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::{
-    Diagnostics, Fit, Sample, SampleStatistics, SampleTable, TensorVariance, fit, tensor_variances,
+    Diagnostics, EstimationError, Findings, Fit, FitOptions, Sample, SampleFit, SampleStatistics,
+    SampleTable, TensorVariance, tensor_variances,
 };
 use rfdescent::files::Prepared;
 use serde::Serialize;
@@ -36,6 +39,11 @@ pub struct FitArgs {
     /// Relative standard deviation of the variance above which to warn.
     #[arg(long, value_name = "T", default_value_t = 0.3, allow_hyphen_values = true)]
     tolerance: f64,
+
+    /// Leave out samples that look foreign to the others, as those of initialisations that blow up; the fit
+    /// is the same where there are none.
+    #[arg(long)]
+    robust: bool,
 
     /// Write the fitted model to this file; needs --dims.
     #[arg(long, value_name = "MODEL.json")]
@@ -75,6 +83,10 @@ struct Report {
     asymptotic_learning_rate: Option<f64>,
     plateau_step_size: Option<f64>,
     diagnostics: Diagnostics,
+    robust: bool,
+    /// Samples that a robust fit left out.
+    left_out: usize,
+    findings: Findings,
     /// In the order of the columns; empty without such columns.
     tensors: Vec<TensorVariance>,
 }
@@ -97,13 +109,25 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     }
     check_files(args)?;
 
-    let Estimates { samples, statistics, fit, tensors } = fitted(args)?;
+    let Estimates { samples, statistics, fit, findings, without_foreign, tensors } = fitted(args)?;
     let model = match args.dims {
         Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
         None => None,
     };
     let unreliable = fit.reliability(args.tolerance);
     let mut warnings: Vec<String> = unreliable.iter().map(ToString::to_string).collect();
+    let diagnostics = Diagnostics::new(&statistics, &fit, args.dims);
+    warnings.extend(found(args, &findings, &fit, without_foreign.as_ref()));
+    // Foreign samples and two populations show in the tails as well: one warning is enough.
+    if diagnostics.heavy_tails() && findings.is_empty() {
+        warnings.push(format!(
+            "the losses have heavy tails (excess kurtosis {:.1}): the relative standard deviation of the variance is \
+             rather {:.3} than {:.3}; draw more samples, or check that all losses are of the same network and data",
+            diagnostics.excess_kurtosis,
+            diagnostics.relative_std(&fit),
+            fit.relative_std
+        ));
+    }
     let asymptotic_learning_rate = model.as_ref().and_then(|model| {
         let rate = model.asymptotic_learning_rate(0.0, 0.0);
         rate.map_err(|error| {
@@ -111,7 +135,6 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         })
         .ok()
     });
-    let diagnostics = Diagnostics::new(&statistics, &fit, args.dims);
     let plot = match &args.plot {
         Some(_) => Some(plot::svg(&samples, &fit, &diagnostics, model.as_ref())?),
         None => None,
@@ -135,6 +158,9 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         asymptotic_learning_rate,
         plateau_step_size: model.as_ref().map(Model::plateau_step_size),
         diagnostics,
+        robust: args.robust,
+        left_out: if args.robust { findings.left_out() } else { 0 },
+        findings,
         tensors,
     };
     let text = if args.json {
@@ -179,22 +205,79 @@ fn check_files(args: &FitArgs) -> Result<(), CliError> {
 }
 
 struct Estimates {
+    /// Those that were fitted.
     samples: Vec<Sample>,
     statistics: SampleStatistics,
     fit: Fit,
+    findings: Findings,
+    without_foreign: Option<Fit>,
     tensors: Vec<TensorVariance>,
 }
 
 fn fitted(args: &FitArgs) -> Result<Estimates, CliError> {
     let table = SampleTable::from_csv(&input::read(&args.samples)?, input::name(&args.samples))?;
-    let statistics = table.statistics().map_err(|error| data(args, error))?;
-    let fit = fit(&statistics).map_err(|error| data(args, error))?;
+    let options = FitOptions { robust: args.robust };
+    let SampleFit { fit, statistics, findings, without_foreign } =
+        table.fit(&options).map_err(|error| unfit(args, error))?;
     let mut tensors = Vec::new();
     if !table.tensors.is_empty() {
         tensors = tensor_variances(&statistics).map_err(|error| data(args, error))?;
         tensors.sort_by_key(|fitted| table.tensors.iter().position(|name| *name == fitted.name));
     }
-    Ok(Estimates { samples: table.samples, statistics, fit, tensors })
+    let mut samples = table.samples;
+    if args.robust {
+        let left_out: HashSet<usize> = findings.foreign.iter().map(|foreign| foreign.index).collect();
+        let mut index = 0..;
+        samples.retain(|_| index.next().is_none_or(|index| !left_out.contains(&index)));
+    }
+    Ok(Estimates { samples, statistics, fit, findings, without_foreign, tensors })
+}
+
+/// Says what a user of the command can do, where the library speaks to a caller of its functions.
+fn unfit(args: &FitArgs, error: Error) -> CliError {
+    match error {
+        Error::Estimation(EstimationError::Foreign { findings, consequence }) => data(
+            args,
+            format_args!("{findings}; {consequence}: look at these rows, then delete them or use --robust"),
+        ),
+        Error::Estimation(EstimationError::Inseparable { findings }) => data(
+            args,
+            format_args!(
+                "{findings}; too many to leave out: fit the samples of each network and data set from a file of their own"
+            ),
+        ),
+        error => data(args, error),
+    }
+}
+
+/// One line about what looks unlike draws of one random function, with what it does to the fit and what to
+/// do.
+fn found(args: &FitArgs, findings: &Findings, fit: &Fit, without: Option<&Fit>) -> Option<String> {
+    if findings.is_empty() {
+        return None;
+    }
+    let remedy = match without {
+        Some(without) => {
+            let relative = |with: f64, without: f64| (with / without - 1.0).abs();
+            let most = relative(fit.variance, without.variance)
+                .max(relative(fit.grad_variance, without.grad_variance));
+            let effect = match most > args.tolerance {
+                true => "they decide over the fit",
+                false => "they hardly change the fit",
+            };
+            format!(
+                "{effect}: without them variance = {:.6e} and grad_variance = {:.6e}; look at these rows, then delete \
+                 them or use --robust",
+                without.variance, without.grad_variance
+            )
+        }
+        None if args.robust && !findings.foreign.is_empty() => "left out of the fit".into(),
+        None if findings.is_separable() => {
+            "check that these are draws of the same network and data as the others, or leave them out".into()
+        }
+        None => "fit the samples of each network and data set from a file of their own".into(),
+    };
+    Some(format!("{findings}; {remedy}"))
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
@@ -222,6 +305,7 @@ impl Report {
             ("grad_variance", small(self.grad_variance)),
             ("noise_grad_variance", small(self.noise_grad_variance)),
             ("relative_std", fixed(self.relative_std, 6)),
+            ("foreign_samples", self.foreign()),
             ("model", self.model.clone()),
             ("length_scale", needs_dims(self.length_scale)),
             ("asymptotic_learning_rate", needs_dims(self.asymptotic_learning_rate)),
@@ -235,6 +319,14 @@ impl Report {
         ];
         let rows = rows.iter().map(|(name, value)| format!("{name:<25} {value}\n"));
         rows.chain(self.tensor_lines()).collect()
+    }
+
+    fn foreign(&self) -> String {
+        match (self.findings.left_out(), self.robust) {
+            (0, _) => "0".into(),
+            (found, true) => format!("{found}  (left out)"),
+            (found, false) => format!("{found}  (part of the fit)"),
+        }
     }
 
     /// The table of the tensors; shares are those in the sum over all tensors.

@@ -35,6 +35,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "T", default_value_t = 0.3, allow_hyphen_values = true)]
     tolerance: f64,
 
+    /// Examples whose loss and gradient are evaluated in a second, for the time that sampling takes.
+    #[arg(long, value_name = "R", allow_hyphen_values = true)]
+    examples_per_second: Option<f64>,
+
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -48,6 +52,10 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
             short(args.tolerance)
         )));
     }
+    if let Some(rate) = args.examples_per_second.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
+        let text = format!("--examples-per-second {}: must be finite and above 0", short(rate));
+        return Err(CliError::Usage(text));
+    }
     let kind: DesignKind = args.design.parse().map_err(usage)?;
     let problem = DesignProblem {
         variance: args.variance,
@@ -56,7 +64,7 @@ pub fn run(args: &PlanArgs) -> Result<(), CliError> {
         max_batch_size: args.max_batch,
     };
     let design = problem.design(kind).map_err(usage)?;
-    let text = if args.json { to_json(&design, args.tolerance) } else { to_text(&design, args.tolerance) };
+    let text = if args.json { to_json(&design, args) } else { to_text(&design, args) };
     print(&text)
 }
 
@@ -82,7 +90,8 @@ fn usage(error: Error) -> CliError {
     })
 }
 
-fn to_json(design: &Design, tolerance: f64) -> String {
+fn to_json(design: &Design, args: &PlanArgs) -> String {
+    let tolerance = args.tolerance;
     let points: Vec<_> =
         design.points().iter().map(|(b, weight)| json!({ "batch_size": b, "weight": weight })).collect();
     let value = json!({
@@ -91,6 +100,9 @@ fn to_json(design: &Design, tolerance: f64) -> String {
         "tolerance": tolerance,
         "samples_needed": design.samples_needed(tolerance).ceil(),
         "batches_needed": batches(design, tolerance),
+        "samples_to_halve": halving(design, tolerance),
+        "seconds_needed": args.examples_per_second.map(|rate| design.samples_needed(tolerance) / rate),
+        "seconds_to_halve": args.examples_per_second.map(|rate| halving(design, tolerance) / rate),
         "expected_batch_size": design.expected_batch_size(),
         "lambda": design.lambda(),
         "points": points,
@@ -102,7 +114,13 @@ fn batches(design: &Design, tolerance: f64) -> f64 {
     (design.samples_needed(tolerance) / design.expected_batch_size()).ceil()
 }
 
-fn to_text(design: &Design, tolerance: f64) -> String {
+/// Further examples for half the tolerance: variances of estimates fall with 1/n.
+fn halving(design: &Design, tolerance: f64) -> f64 {
+    (3.0 * design.samples_needed(tolerance)).ceil()
+}
+
+fn to_text(design: &Design, args: &PlanArgs) -> String {
+    let tolerance = args.tolerance;
     let mut rows = vec![
         ("design".to_string(), design.kind().to_string()),
         ("objective".into(), format!("{:.6e}", design.objective())),
@@ -112,7 +130,19 @@ fn to_text(design: &Design, tolerance: f64) -> String {
         ),
         ("batches_needed".into(), short(batches(design, tolerance))),
         ("expected_batch_size".into(), fixed(design.expected_batch_size(), 2)),
+        (
+            "samples_to_halve".into(),
+            format!(
+                "{}  (more, for tolerance {})",
+                short(halving(design, tolerance)),
+                short(0.5 * tolerance)
+            ),
+        ),
     ];
+    if let Some(rate) = args.examples_per_second {
+        rows.push(("seconds_needed".into(), fixed(design.samples_needed(tolerance) / rate, 1)));
+        rows.push(("seconds_to_halve".into(), fixed(halving(design, tolerance) / rate, 1)));
+    }
     match design.lambda() {
         Some([lambda1, lambda2]) => {
             rows.push(("lambda_1".into(), format!("{lambda1:.6e}")));

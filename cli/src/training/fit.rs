@@ -87,6 +87,10 @@ pub struct FittedModel {
     pub epochs_of_samples: f64,
     /// Wall time; short when the cache held the samples already.
     pub seconds: f64,
+    /// Images that would have to be drawn in addition for half the relative standard deviation.
+    pub halving_samples: u64,
+    /// How long that would take; `None` where the cache held all samples.
+    pub halving_seconds: Option<f64>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -123,12 +127,20 @@ pub fn fit(
         |layers: &Layers, batch: &Batch| layers.training_loss(batch),
         &auto_fit,
     )?;
+    let mut first = true;
     let fitted = auto_fit.run(&mut sampler, &mut |at| {
-        bar.set_length(at.needed.unwrap_or(auto_fit.initial_budget).max(at.samples).min(auto_fit.max_budget));
-        bar.set_position(at.samples);
-        if let Some(relative_std) = at.relative_std {
-            bar.set_message(format!("relative deviation {relative_std:.2}, to reach {}", at.tolerance));
+        if std::mem::take(&mut first) {
+            // Before anything is drawn; how long it takes follows from the first samples.
+            let (expected, most) = (at.expected, auto_fit.max_budget);
+            bar.println(format!("Auto-fit will draw about {expected} images, {most} at most"));
         }
+        bar.set_length(at.expected);
+        bar.set_position(at.samples);
+        let left = at.remaining_seconds.map_or(String::new(), |seconds| format!("about {seconds:.0} s left"));
+        bar.set_message(match at.relative_std {
+            Some(std) => format!("{left}; relative deviation {std:.2}, to reach {}", at.tolerance),
+            None => left,
+        });
         if interrupt::requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
@@ -152,6 +164,8 @@ pub fn fit(
         samples: fitted.fit.samples,
         epochs_of_samples: fitted.fit.samples as f64 / data.train.len() as f64,
         seconds: started.elapsed().as_secs_f64(),
+        halving_samples: fitted.cost.halving_examples,
+        halving_seconds: fitted.cost.halving_seconds,
         warnings,
         model,
     })
@@ -194,6 +208,13 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
         (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
             format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
         ),
+        (Error::Estimation(EstimationError::Foreign { findings, consequence }), Some(cache)) => {
+            let cache = cache.display();
+            CliError::Data(format!(
+                "{findings}; they decide over the fit ({consequence}): `rfdescent fit {cache}` names their rows; delete \
+                 these, and the same command goes on from there"
+            ))
+        }
         (Error::Io { path, source }, Some(cache))
             if path == cache
                 && matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>

@@ -147,6 +147,11 @@ impl Printer {
             fixed(fit.length_scale, 3),
             fixed(fit.plateau_step_size, 3)
         ));
+        let time = fit.halving_seconds.map_or(String::new(), |seconds| format!(", about {seconds:.0} s"));
+        self.line(format!(
+            "  half the relative deviation would take {} more images{time}",
+            fit.halving_samples
+        ));
         if !fit.tensors.is_empty() {
             self.line(format!(
                 "  {:<24} {:>10} {:>18} {:>11} {:>20}",

@@ -12,15 +12,16 @@ pub use sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
 use self::guess::Guess;
 use self::run::{Advance, Run};
 use self::sampler::check_tensors;
-use super::EstimationError;
 use super::design::DesignKind;
-use super::fit::{Fit, try_fit};
+use super::fit::Fit;
 use super::statistics::SampleStatistics;
 use super::tensors::{TensorDims, TensorFits, fit_tensors};
+use super::{EstimationError, Findings};
 use crate::{Moments, Result};
 
 /// Draws samples at batch sizes of its choice until the relative standard deviation of the fitted C(0) is
-/// below a tolerance (paper, section "Variance estimation in detail", Eq. "relative std").
+/// below a tolerance (paper, section "Variance estimation in detail", Eq. "relative std"). Where the losses
+/// have heavy tails, [`Diagnostics::relative_std`](super::Diagnostics::relative_std) is what has to be below.
 ///
 /// After `initial_budget` examples, then after each chunk of at most a fifth of the predicted need (without a
 /// fit, a fifth of the samples so far, or `initial_budget` if that is more), the samples are fitted and the
@@ -50,6 +51,24 @@ pub struct AutoFit {
     /// the sampler's tensors; files with further columns, or without those of tensors, are kept as they are.
     /// One file for each network and data set: nothing in it says what it holds samples of.
     pub cache: Option<PathBuf>,
+    /// What to do about samples that look foreign to the others; refuse to go on where they decide over the
+    /// fit.
+    pub on_foreign: OnForeign,
+}
+
+/// What auto-fit does about samples that are too far from the others to be of the same kind, as where one
+/// initialisation in a hundred blows up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnForeign {
+    /// Stop with [`EstimationError::Foreign`] where the fitted C(0) or −d·C'(0) differs by more than a factor
+    /// of 2 from the one without them, or only the latter exists: no number of further samples that anyone
+    /// draws would bring the two together. Warn where it does not.
+    #[default]
+    Refuse,
+    /// Fit without them, as [`FitOptions::robust`](super::FitOptions::robust), and say so in a warning.
+    LeaveOut,
+    /// Fit with them: for losses that are known to have heavy tails.
+    Keep,
 }
 
 impl Default for AutoFit {
@@ -63,6 +82,7 @@ impl Default for AutoFit {
             seed: 0,
             design: DesignKind::default(),
             cache: None,
+            on_foreign: OnForeign::Refuse,
         }
     }
 }
@@ -80,20 +100,62 @@ pub struct Progress {
     pub relative_std: Option<f64>,
     /// Where it has to come below.
     pub tolerance: f64,
+    /// Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so
+    /// before the first sample is drawn, what the variances that batch sizes are designed for at the start
+    /// would need, `initial_budget` at least.
+    pub expected: u64,
+    /// How long those still to be drawn will take, judged by the ones drawn so far; `None` before the first.
+    pub remaining_seconds: Option<f64>,
+}
+
+/// What a run has cost, and what more precision would.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Mini-batches drawn in this run; those of the cache cost nothing.
+    pub batches: u64,
+    /// Examples in them.
+    pub examples: u64,
+    /// Time from the first of them to the fit.
+    pub seconds: f64,
+    /// Further examples, at batch sizes in the same proportions, after which the standard deviation of the
+    /// fitted C(0) is half of what it is.
+    pub halving_examples: u64,
+    /// How long they would take, judged by those drawn; `None` where none were.
+    pub halving_seconds: Option<f64>,
+}
+
+impl std::fmt::Display for Cost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Cost { batches, examples, seconds, halving_examples, halving_seconds } = self;
+        write!(
+            f,
+            "{examples} examples in {batches} batches drawn in {seconds:.1} s; half the error would take "
+        )?;
+        write!(f, "{halving_examples} more")?;
+        halving_seconds.map_or(Ok(()), |seconds| write!(f, ", about {seconds:.1} s"))
+    }
 }
 
 /// A finished run.
 #[derive(Clone, Debug)]
 pub struct AutoFitted {
-    /// The fit to all samples.
+    /// The fit to all samples; without the foreign ones where these are left out.
     pub fit: Fit,
+    /// Whether the tolerance was reached and nothing about the samples contradicts it: no heavy tails that
+    /// make the fit less precise than it says, no losses of two populations.
+    pub converged: bool,
+    /// What looks unlike draws of one random function among the samples.
+    pub findings: Findings,
+    /// What was drawn in this run, and what half the error would cost.
+    pub cost: Cost,
     /// d, as the sampler said.
     pub dims: u64,
     /// The tensors, as the sampler said.
     pub tensors: Vec<TensorDims>,
-    /// The samples' statistics, for diagnostics or another fit.
+    /// Statistics of the samples that were fitted, for diagnostics or another fit.
     pub statistics: SampleStatistics,
-    /// What the user should know: a cut-off row dropped from the cache, a budget too small for the tolerance.
+    /// What the user should know: a cut-off row dropped from the cache, a budget too small for the tolerance,
+    /// foreign samples, two populations, heavy tails.
     pub warnings: Vec<String>,
 }
 
@@ -132,6 +194,10 @@ impl AutoFit {
     /// - [`EstimationError::Sampler`] when the sampler fails or returns a loss or norm that is not finite.
     /// - [`EstimationError::Interrupted`] when `progress` stops the run.
     /// - [`EstimationError::TooSmall`] when losses or gradients are so small that no further sample can help.
+    /// - [`EstimationError::AllEqual`] when ten samples or more have the same loss, or the same norm.
+    /// - [`EstimationError::Foreign`] when foreign samples decide over the fit, or prevent it, and
+    ///   [`on_foreign`](Self::on_foreign) refuses them; [`EstimationError::Inseparable`] when too many are
+    ///   foreign to leave them out.
     /// - [`EstimationError::BudgetExhausted`] when the budget ends without any fit, with the reason.
     ///
     /// The cache keeps every sample drawn in each of these cases.
@@ -143,30 +209,37 @@ impl AutoFit {
         let dims = sampler.dims();
         let mut guess = Guess::new(self, dims)?;
         check_tensors(sampler.tensors(), dims)?;
-        let mut run = Run::open(self, sampler, progress)?;
+        let expected = (guess.design()?.samples_needed(self.tolerance) as u64).max(self.initial_budget);
+        let mut run = Run::open(self, sampler, progress, expected)?;
         loop {
             let have = run.statistics.samples() as f64;
-            let (fresh, chunk) = match try_fit(&run.statistics) {
-                Ok(fit) if fit.relative_std < self.tolerance => {
+            let (fresh, chunk) = match run.fit() {
+                Ok(now) if now.relative_std < self.tolerance => {
                     // A cache from elsewhere may hold more: use all of it.
                     if run.take_all_cached()? {
                         continue;
                     }
-                    return Ok(run.finish(fit, dims));
+                    return Ok(run.finish(now, dims));
                 }
-                Ok(fit) => {
-                    guess.adopt(&fit);
+                Ok(now) => {
+                    guess.adopt(&now.fit);
                     let fresh = guess.design()?;
                     // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many
                     // are enough however unfavourable the batch sizes of the old ones were.
-                    let further =
-                        fresh.samples_needed(self.tolerance) - fresh.samples_needed(fit.relative_std);
+                    let further = fresh.samples_needed(self.tolerance / now.widening)
+                        - fresh.samples_needed(now.fit.relative_std);
                     let need = have + further;
-                    (run.relative_std, run.needed) = (Some(fit.relative_std), Some(need as u64));
+                    (run.relative_std, run.needed) = (Some(now.relative_std), Some(need as u64));
                     // A poor early fit may predict far too much: at most as many again as there are.
                     (fresh, further.clamp(CHUNK.0 * need, CHUNK.1 * need).min(have) as u64)
                 }
-                Err(failure @ EstimationError::TooSmall { .. }) => return Err(failure.into()),
+                Err(
+                    failure @ (EstimationError::TooSmall { .. }
+                    | EstimationError::Foreign { .. }
+                    | EstimationError::Inseparable { .. }),
+                ) => return Err(failure.into()),
+                // Two of a few may agree by chance; more of them do not start to differ later.
+                Err(failure @ EstimationError::AllEqual { count: 10.., .. }) => return Err(failure.into()),
                 Err(failure) => {
                     (run.relative_std, run.needed) = (None, None);
                     guess.learn_from(&failure);
@@ -178,8 +251,11 @@ impl AutoFit {
             let design = fresh.after(&run.statistics.counts(), chunk);
             let end = run.statistics.samples().saturating_add(chunk.max(1));
             if run.advance(&design, end)? == Advance::OutOfBudget {
-                return match try_fit(&run.statistics) {
-                    Ok(fit) => Ok(run.finish(fit, dims)),
+                return match run.fit() {
+                    Ok(now) => Ok(run.finish(now, dims)),
+                    Err(
+                        failure @ (EstimationError::Foreign { .. } | EstimationError::Inseparable { .. }),
+                    ) => Err(failure.into()),
                     Err(source) => {
                         let (max_budget, samples) = (self.max_budget, run.statistics.samples());
                         let source = Box::new(source);

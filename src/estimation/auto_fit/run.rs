@@ -2,14 +2,19 @@
 //! change.
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::sampler::{BatchRequest, BatchSample, Sampler, SamplerError};
-use super::{AutoFit, AutoFitted, Progress};
+use super::{AutoFit, AutoFitted, Cost, OnForeign, Progress};
 use crate::estimation::cache::{Opened, SampleCache};
-use crate::estimation::{Design, EstimationError, Fit, Sample, SampleStatistics, TensorDims};
+use crate::estimation::fit::try_fit;
+use crate::estimation::sample_fit::blame;
+use crate::estimation::{
+    Design, Diagnostics, EstimationError, Findings, Fit, Sample, SampleStatistics, SampleTable, TensorDims,
+};
 use crate::{Error, Result};
 
 /// How a stretch of a run ended.
@@ -17,6 +22,38 @@ use crate::{Error, Result};
 pub(super) enum Advance {
     Done,
     OutOfBudget,
+}
+
+/// What the samples so far say.
+pub(super) struct Now {
+    pub fit: Fit,
+    /// By how much heavy tails widen the fit's own relative standard deviation; 1 without.
+    pub widening: f64,
+    /// The relative standard deviation with heavy tails allowed for.
+    pub relative_std: f64,
+    findings: Findings,
+    /// Those of the samples that were fitted, where not all were.
+    statistics: Option<SampleStatistics>,
+    /// The fit without foreign samples, where there are any that were not left out.
+    without_foreign: Option<Fit>,
+}
+
+/// New samples and since when they are drawn.
+struct Drawn {
+    started: Instant,
+    batches: u64,
+    examples: u64,
+}
+
+impl Drawn {
+    fn seconds(&self) -> f64 {
+        self.started.elapsed().as_secs_f64()
+    }
+
+    /// How long so many further examples take, judged by those drawn.
+    fn seconds_for(&self, further: u64) -> Option<f64> {
+        (self.examples > 0).then(|| further as f64 * self.seconds() / self.examples as f64)
+    }
 }
 
 /// The samples of a run: first the cached ones in their order, then new ones.
@@ -28,11 +65,18 @@ pub(super) struct Run<'a> {
     cached: std::vec::IntoIter<(Sample, Vec<f64>)>,
     /// The sampler's tensors; empty where the cache has no columns for them.
     tensors: Vec<TensorDims>,
+    /// Of all samples.
     pub(super) statistics: SampleStatistics,
+    /// All samples: which are foreign shows in no statistics.
+    table: SampleTable,
     pub(super) relative_std: Option<f64>,
     pub(super) needed: Option<u64>,
     /// Whether `progress` has been called.
     reported: bool,
+    /// What the prior guess of the variances would need, before there is a fit.
+    expected: u64,
+    /// What was drawn in this run, the cache apart.
+    drawn: Drawn,
     warnings: Vec<String>,
 }
 
@@ -41,6 +85,7 @@ impl<'a> Run<'a> {
         options: &'a AutoFit,
         sampler: &'a mut dyn Sampler,
         progress: &'a mut dyn FnMut(&Progress) -> ControlFlow<()>,
+        expected: u64,
     ) -> Result<Self> {
         let mut tensors = sampler.tensors().to_vec();
         let (cache, cached, warning) = match &options.cache {
@@ -59,11 +104,17 @@ impl<'a> Run<'a> {
             progress,
             cache,
             cached: cached.into_iter(),
+            table: SampleTable {
+                tensors: tensors.iter().map(|tensor| tensor.name.clone()).collect(),
+                ..Default::default()
+            },
             tensors,
             statistics: SampleStatistics::new(),
             relative_std: None,
             needed: None,
             reported: false,
+            expected,
+            drawn: Drawn { started: Instant::now(), batches: 0, examples: 0 },
             warnings: warning.into_iter().collect(),
         })
     }
@@ -79,7 +130,49 @@ impl<'a> Run<'a> {
 
     fn push(&mut self, sample: &Sample, sq_grad_norms: &[f64]) -> Result<()> {
         let names = self.tensors.iter().map(|tensor| tensor.name.as_str());
-        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))
+        self.statistics.push_tensors(sample, names.zip(sq_grad_norms.iter().copied()))?;
+        self.table.samples.push(*sample);
+        self.table.sq_grad_norms.push(sq_grad_norms.to_vec());
+        Ok(())
+    }
+
+    /// Fits what there is, and judges it.
+    pub(super) fn fit(&self) -> std::result::Result<Now, EstimationError> {
+        let options = self.options;
+        let findings = self.table.findings();
+        let left_out = (!findings.foreign.is_empty() && findings.is_separable())
+            .then(|| self.table.without(&findings).ok())
+            .flatten();
+        let (statistics, without_foreign) = match (options.on_foreign, left_out) {
+            (OnForeign::LeaveOut, Some(statistics)) => (Some(statistics), None),
+            (_, left_out) => (None, left_out.and_then(|statistics| try_fit(&statistics).ok())),
+        };
+        let gross = findings.foreign.iter().any(|foreign| foreign.deviations.abs() > GROSS);
+        let fitted = statistics.as_ref().unwrap_or(&self.statistics);
+        let fit = match try_fit(fitted) {
+            Ok(fit) => fit,
+            // What is foreign among others stays so, and no further sample helps: the others have a fit. Two
+            // populations may come about by chance where there are few samples.
+            Err(failure) if options.on_foreign == OnForeign::Refuse && gross && without_foreign.is_some() => {
+                return Err(blame(failure, findings));
+            }
+            Err(failure) => return Err(failure),
+        };
+        if let (OnForeign::Refuse, true, Some(without)) = (options.on_foreign, gross, &without_foreign) {
+            let quantities = [
+                ("variance", fit.variance, without.variance),
+                ("grad_variance", fit.grad_variance, without.grad_variance),
+            ];
+            for (quantity, with, without) in quantities {
+                if with > DECISIVE * without || without > DECISIVE * with {
+                    let consequence = format!("with them {quantity} = {with:.3e}, without {without:.3e}");
+                    return Err(EstimationError::Foreign { findings: Box::new(findings), consequence });
+                }
+            }
+        }
+        let relative_std = Diagnostics::new(fitted, &fit, None).relative_std(&fit);
+        let widening = relative_std / fit.relative_std;
+        Ok(Now { fit, widening, relative_std, findings, statistics, without_foreign })
     }
 
     /// Adds samples until there are `end` examples.
@@ -91,6 +184,7 @@ impl<'a> Run<'a> {
             }
             if !self.reported {
                 self.report()?;
+                self.drawn.started = Instant::now();
             }
             let requests = self.requests(design, end);
             if requests.is_empty() {
@@ -166,6 +260,8 @@ impl<'a> Run<'a> {
         let grad_norm = sq_grad_norm.sqrt();
         let sample = Sample { loss, sq_grad_norm: grad_norm.powi(2), batch_size };
         self.push(&sample, sq_grad_norms).map_err(|e| self.failed(batch_size, e.into()))?;
+        self.drawn.batches += 1;
+        self.drawn.examples = self.drawn.examples.saturating_add(batch_size);
         match &mut self.cache {
             Some(cache) => cache.append(loss, grad_norm, batch_size, sq_grad_norms),
             None => Ok(()),
@@ -182,7 +278,16 @@ impl<'a> Run<'a> {
         self.reported = true;
         let (batches, samples) = (self.statistics.batches(), self.statistics.samples());
         let Run { needed, relative_std, .. } = *self;
-        let now = Progress { batches, samples, needed, relative_std, tolerance: self.options.tolerance };
+        let expected = needed.unwrap_or(self.expected).min(self.options.max_budget).max(samples);
+        let now = Progress {
+            batches,
+            samples,
+            needed,
+            relative_std,
+            tolerance: self.options.tolerance,
+            expected,
+            remaining_seconds: self.drawn.seconds_for(expected - samples),
+        };
         match (self.progress)(&now) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
@@ -192,15 +297,60 @@ impl<'a> Run<'a> {
         }
     }
 
-    pub(super) fn finish(self, fit: Fit, dims: u64) -> AutoFitted {
-        let mut warnings = self.warnings;
-        if let Some(unreliable) = fit.reliability(self.options.tolerance) {
+    pub(super) fn finish(self, now: Now, dims: u64) -> AutoFitted {
+        let Now { fit, widening, relative_std, findings, statistics, without_foreign } = now;
+        let (mut warnings, tolerance) = (self.warnings, self.options.tolerance);
+        if let Some(unreliable) = fit.reliability(tolerance) {
             warnings.push(format!("max_budget = {} is used up: {unreliable}", self.options.max_budget));
+        } else if relative_std > tolerance {
+            warnings.push(format!(
+                "max_budget = {} is used up: the losses have heavy tails, so the relative standard deviation of the \
+                 variance is {relative_std:.3} rather than {:.3}, which exceeds the tolerance {tolerance}",
+                self.options.max_budget,
+                relative_std / widening
+            ));
+        }
+        if !findings.is_empty() {
+            let done = match (self.options.on_foreign, &statistics, &without_foreign) {
+                (_, Some(_), _) => "; these are left out of the fit".to_string(),
+                (_, None, Some(without)) => {
+                    format!("; they are part of the fit: without them variance = {:.3e}", without.variance)
+                }
+                _ => String::new(),
+            };
+            warnings.push(format!("{findings}{done}"));
         }
         let tensors = self.sampler.tensors().to_vec();
-        AutoFitted { fit, dims, tensors, statistics: self.statistics, warnings }
+        let Drawn { batches, examples, .. } = self.drawn;
+        // Variances of estimates fall with 1/n: half the error takes four times the samples.
+        let halving_examples = fit.samples.saturating_mul(3);
+        let cost = Cost {
+            batches,
+            examples,
+            seconds: if batches > 0 { self.drawn.seconds() } else { 0.0 },
+            halving_examples,
+            halving_seconds: self.drawn.seconds_for(halving_examples),
+        };
+        AutoFitted {
+            cost,
+            converged: relative_std < tolerance && findings.populations.is_none(),
+            fit,
+            findings,
+            dims,
+            tensors,
+            statistics: statistics.unwrap_or(self.statistics),
+            warnings,
+        }
     }
 }
+
+/// By this factor foreign samples have to change a variance to be refused. What heavy tails do to it is less
+/// as a rule, and further samples make up for that.
+const DECISIVE: f64 = 2.0;
+
+/// So many standard deviations from the others one of them has to be. Heavy tails such as Laplace's reach
+/// beyond what is foreign to Gaussian losses, but not as far as this.
+const GROSS: f64 = 20.0;
 
 /// A random number of its own for each sample, so that a resumed run goes on as if it had not been
 /// interrupted.
