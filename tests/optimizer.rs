@@ -797,6 +797,16 @@ fn groups_by_tensor_keep_the_settings_of_their_groups() {
     let in_third = vec![TensorSpec::new("bias", &[4], DType::F32).in_group(2)];
     let error = fitted.per_tensor(three, in_third).unwrap_err().to_string();
     assert!(error.contains("momentum = 2: there are 3 groups"), "{error}");
+    // A group is named by the number that the caller gave it, and checked whether it has tensors or not.
+    let with = |group: Group| Options { groups: vec![Group::default(), decayed, group], ..Options::default() };
+    for (group, name) in [
+        (Group { weight_decay: -1.0, ..Group::default() }, "groups[2].weight_decay = -1"),
+        (Group { length_scale_factor: f64::NAN, ..Group::default() }, "groups[2].length_scale_factor = NaN"),
+    ] {
+        let fitted = of_tensors(vec![factor("bias", 4, 1.0)]);
+        let error = fitted.per_tensor(with(group), specs()).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
     // A shard has fewer elements, as long as it lies within the tensor.
     let shard = |offset| vec![TensorSpec { offset, ..TensorSpec::new("bias", &[4], DType::F32) }];
     let placed = |offset| {
