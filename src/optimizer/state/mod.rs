@@ -179,7 +179,8 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
     let Header { applied_steps, skipped_steps, .. } = header;
     for (name, count) in [("applied_steps", applied_steps), ("skipped_steps", skipped_steps)] {
         if count > MOST_STEPS {
-            let problem = format!("`{name}` in its metadata is {count}, more than any run takes; save it again");
+            let problem =
+                format!("`{name}` in its metadata is {count}, more than any run takes; save it again");
             return Err(Error::State(problem));
         }
     }
