@@ -260,7 +260,7 @@ fn attack_states(method: Method) {
         let accepted = second.load_state_from_bytes(bytes).is_ok();
         if !accepted {
             assert_eq!(second.applied_steps(), before, "a refused state left something");
-        } else if second.applied_steps() < u64::MAX {
+        } else {
             step(&mut second);
         }
         accepted

@@ -7,9 +7,10 @@ use common::*;
 use half::{bf16, f16};
 use proptest::prelude::*;
 use rfdescent::covariance::{Family, Model, StepMode, StepRule, TensorFactor};
+use rfdescent::device::Stream;
 use rfdescent::optimizer::{
-    Adaptive, Fitted, Group, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput,
-    StepReport, TensorSpec,
+    Adaptive, AnyOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawTensor,
+    SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, Error, GradRef, Moments, ParamMut};
 
@@ -797,10 +798,41 @@ fn groups_by_tensor_keep_the_settings_of_their_groups() {
     let in_third = vec![TensorSpec::new("bias", &[4], DType::F32).in_group(2)];
     let error = fitted.per_tensor(three, in_third).unwrap_err().to_string();
     assert!(error.contains("momentum = 2: there are 3 groups"), "{error}");
+    // A group is named by the number that the caller gave it, and checked whether it has tensors or not.
+    let with =
+        |group: Group| Options { groups: vec![Group::default(), decayed, group], ..Options::default() };
+    for (group, name) in [
+        (Group { weight_decay: -1.0, ..Group::default() }, "groups[2].weight_decay = -1"),
+        (Group { length_scale_factor: f64::NAN, ..Group::default() }, "groups[2].length_scale_factor = NaN"),
+    ] {
+        let fitted = of_tensors(vec![factor("bias", 4, 1.0)]);
+        let error = fitted.per_tensor(with(group), specs()).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
     // A shard has fewer elements, as long as it lies within the tensor.
     let shard = |offset| vec![TensorSpec { offset, ..TensorSpec::new("bias", &[4], DType::F32) }];
     let placed = |offset| {
         of_tensors(vec![factor("bias", 10, 2.0)]).per_tensor(Options::default(), shard(offset)).is_ok()
     };
     assert!(placed(6) && !placed(7));
+}
+
+#[test]
+fn addresses_on_the_host_are_checked_whoever_asks() {
+    let specs = vec![TensorSpec::new("w", &[2], DType::BF16)];
+    let options = Options { master_weights: true, ..Options::default() };
+    let mut optimizer = AnyOptimizer::from(Optimizer::new(moving(0.9), options, specs).unwrap());
+    let null = [RawTensor::without_grad(0)];
+    // SAFETY: null is refused, and so are too few tensors and a null norm; nothing is read.
+    let [one, none, norm] = unsafe {
+        [
+            optimizer.init_master_weights(&null, Stream::DEFAULT),
+            optimizer.init_master_weights(&[], Stream::DEFAULT),
+            optimizer.step_with_norm(&null, 0, &RawInput::new(1.0), Stream::DEFAULT).map(drop),
+        ]
+    }
+    .map(|result| result.unwrap_err().to_string());
+    assert!(one.contains("`w`") && one.contains("null"), "{one}");
+    assert!(none.contains("number of tensors = 0"), "{none}");
+    assert!(norm.contains("norm") && !norm.contains("device"), "{norm}");
 }

@@ -361,7 +361,10 @@ impl AnyOptimizer {
     /// As [`DeviceOptimizer::init_master_weights`]; [`Error::InvalidArgument`] for a stream on the host.
     pub unsafe fn init_master_weights(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
         match &mut self.place {
-            Place::Host(host) => host.alone(stream).map(drop),
+            Place::Host(host) => {
+                host.alone(stream)?;
+                host.placement.check(&host.optimizer, tensors)
+            }
             // SAFETY: the caller vouches for the addresses.
             Place::Device(device) => unsafe { device.init_master_weights(tensors, stream) },
         }

@@ -121,7 +121,8 @@ pub(super) fn check_number(name: &str, address: u64, dtype: DType) -> Result<u64
     if address != 0 && address.is_multiple_of(dtype.size() as u64) {
         return Ok(address);
     }
-    let expected = format!("give the device address of an {dtype}, aligned to {} bytes", dtype.size());
+    let expected =
+        format!("give the address of an {dtype} where the tensors are, aligned to {} bytes", dtype.size());
     Err(Error::invalid(name, format!("address {address:#x}"), expected))
 }
 

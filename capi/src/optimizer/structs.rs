@@ -297,11 +297,11 @@ impl rfd_tensor_spec {
     /// # Safety
     /// `name` is null or a string that ends with 0, `shape` is null or points to `rank` sizes.
     pub(super) unsafe fn convert(&self) -> Result<TensorSpec> {
-        // SAFETY: the caller vouches for both.
-        let (name, shape) = unsafe {
-            (text(self.name, "name of a tensor")?, slice(self.shape, self.rank as usize, "shape")?)
-        };
+        // SAFETY: the caller vouches for the text.
+        let name = unsafe { text(self.name, "name of a tensor")? };
         let convert = || {
+            // SAFETY: the caller vouches for the sizes.
+            let shape = unsafe { slice(self.shape, self.rank as usize, "shape")? };
             flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
             let shape = shape
                 .iter()

@@ -499,7 +499,7 @@ static void creation(void) {
     FAILS(RFD_ERROR_TENSOR, "group 1", CREATE());
     specs[1].group = 0;
     specs[1].shape = NULL;
-    FAILS(RFD_ERROR_NULL, "shape", CREATE());
+    FAILS(RFD_ERROR_NULL, "tensor `b`: shape", CREATE());
     specs[1].shape = huge;
     specs[1].rank = 2;
     FAILS(RFD_ERROR_TENSOR, "too large", CREATE());

@@ -65,6 +65,8 @@ impl Fitted {
         if tensors.is_empty() {
             return Ok((self, options, specs));
         }
+        // Here, where groups have the numbers that the caller gave them.
+        options.validate()?;
         self.check(options.groups.len())?;
         let mut factors: HashMap<&str, &TensorFactor> =
             tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
