@@ -208,6 +208,7 @@ fn one_document_the_same_each_time(arguments: &[&str]) {
         for seed in report["seeds"].as_array_mut().unwrap() {
             if let Some(fit) = seed["fit"].as_object_mut() {
                 fit.remove("seconds");
+                fit.remove("halving_seconds");
             }
             seed["methods"][0]["epochs"][0]["seconds"].take();
         }

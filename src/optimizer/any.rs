@@ -414,7 +414,8 @@ impl AnyOptimizer {
     /// # Errors
     /// As [`DeviceOptimizer::load_state`]; [`Error::InvalidArgument`] for a stream on the host.
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
-        self.load_state_from_bytes(&crate::files::read_regular(path)?, stream)
+        let bytes = crate::files::read_regular(path)?;
+        self.load_state_from_bytes(&bytes, stream).map_err(super::state::of_file(path))
     }
 
     /// As [`DeviceOptimizer::state_to_bytes`].

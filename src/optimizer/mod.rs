@@ -5,9 +5,9 @@
 //! scalars, the backend applies them. All or nothing: a skipped step changes no parameter, no velocity and no
 //! count of applied steps.
 //!
-//! [`Core`] is what all optimizers have in common, [`Optimizer`] and [`DeviceOptimizer`] are what differs with
-//! the place of the tensors, and [`AnyOptimizer`] is either, for front ends. What differs by method stands in
-//! the folder `method/` alone.
+//! [`Core`] is what all optimizers have in common, [`Optimizer`] and [`DeviceOptimizer`] are what differs
+//! with the place of the tensors, and [`AnyOptimizer`] is either, for front ends. What differs by method
+//! stands in the folder `method/` alone.
 
 mod any;
 pub(crate) mod core;

@@ -26,7 +26,7 @@ impl DeviceOptimizer {
     /// [`DeviceOptimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path, stream: Stream) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
-        self.load_state_from_bytes(&bytes, stream)
+        self.load_state_from_bytes(&bytes, stream).map_err(state::of_file(path))
     }
 
     /// The state as the bytes of a safetensors file, which the CPU's optimizer loads as well. Waits for the

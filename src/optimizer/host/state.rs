@@ -24,7 +24,7 @@ impl Optimizer {
     /// [`Optimizer::load_state_from_bytes`].
     pub fn load_state(&mut self, path: &Path) -> Result<()> {
         let bytes = crate::files::read_regular(path)?;
-        self.load_state_from_bytes(&bytes)
+        self.load_state_from_bytes(&bytes).map_err(state::of_file(path))
     }
 
     /// The state as the bytes of a safetensors file.

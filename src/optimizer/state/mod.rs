@@ -6,6 +6,7 @@
 mod v1;
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,14 @@ fn settings(core: &Core) -> Named {
 /// The format of the velocity of a parameter of the given one.
 fn velocity_format(dtype: DType) -> Dtype {
     if dtype.state() == DType::F64 { Dtype::F64 } else { Dtype::F32 }
+}
+
+/// The error about a state, with the file that it came from.
+pub(crate) fn of_file(path: &Path) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::State(problem) => Error::State(format!("{}: {problem}", path.display())),
+        other => other,
+    }
 }
 
 /// The bytes of the file.

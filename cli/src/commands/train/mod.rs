@@ -133,7 +133,7 @@ impl TrainArgs {
 pub fn run(args: &TrainArgs) -> Result<(), CliError> {
     if let (MethodKind::Adaptive, Some(option)) = (args.method, args.option_of_fit()) {
         return Err(CliError::Usage(format!(
-            "{option}: only the fitted method has it: give --method fitted as well, or leave it out"
+            "{option}: is about the fit: give --method fitted as well, or leave it out"
         )));
     }
     args.plot.as_deref().map_or(Ok(()), plot::check_name)?;
