@@ -22,7 +22,7 @@ const LAYERS: [(&str, &[&str]); 8] = [
 const CONFINED: [(&str, &[&str]); 5] = [
     ("cudarc", &["src/backend/cuda"]),
     ("rayon", &["src/backend/cpu"]),
-    ("unsafe", &["src/backend", "src/optimizer/device", "src/optimizer/any.rs"]),
+    ("unsafe", &["src/backend", "src/optimizer/device", "src/optimizer/any"]),
     ("Method::Fitted", &["src/optimizer/method"]),
     ("Method::Adaptive", &["src/optimizer/method"]),
 ];

@@ -1,21 +1,21 @@
 //! An optimizer on host or device, chosen when it is made: for front ends, which so need no switch of their
 //! own.
 
+mod on_host;
+
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
+use self::on_host::OnHost;
 use super::core::Core;
-use super::raw::{Placement, check_host_stream};
-use super::reader::{LastReport, ReportReader};
+use super::raw::{check_host_stream, check_number};
+use super::reader::ReportReader;
 use super::{
     DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
     StepReport, TensorSpec,
 };
-use crate::backend::cpu::GradSum;
 use crate::backend::executor::Stream;
-use crate::backend::memory::{self, Range};
 use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, GradRef, ParamMut};
@@ -33,36 +33,9 @@ enum Place {
     Device(Box<DeviceOptimizer>),
 }
 
-/// An optimizer on the host with what a [`DeviceOptimizer`] has beside: checked addresses, the last report
-/// and the norms.
-#[derive(Debug)]
-struct OnHost {
-    optimizer: Optimizer,
-    placement: Placement,
-    last: Arc<LastReport>,
-    /// The squared norms of the split form, the bits of f64; callers add them up over the ranks in place.
-    norm: Box<[AtomicU64; 2]>,
-    /// What was given one by one since the last step that was finished.
-    given: Vec<Given>,
-}
-
-/// One tensor's gradients so far.
-#[derive(Clone, Debug, Default)]
-struct Given {
-    sum: GradSum,
-    any: bool,
-}
-
 impl From<Optimizer> for AnyOptimizer {
     fn from(optimizer: Optimizer) -> Self {
-        let on_host = OnHost {
-            optimizer,
-            placement: Placement::default(),
-            last: Arc::default(),
-            norm: Box::default(),
-            given: Vec::new(),
-        };
-        Self { place: Place::Host(Box::new(on_host)) }
+        Self { place: Place::Host(Box::new(OnHost::new(optimizer))) }
     }
 }
 
@@ -232,32 +205,8 @@ impl AnyOptimizer {
     /// there, [`Error::Device`] on a device.
     pub unsafe fn give_gradient(&mut self, index: usize, grad: u64, dtype: DType) -> Result<()> {
         let Place::Host(host) = &mut self.place else { return Err(not_one_by_one()) };
-        let core: &Core = &host.optimizer;
-        let count = core.specs().len();
-        let Some((spec, &len)) = core.specs().get(index).zip(core.lens().get(index)) else {
-            let expected = format!("the optimizer was made for {count} tensors; count them from 0");
-            return Err(Error::invalid("index", index, expected));
-        };
-        let problem = match Range::new(grad, len as u64, dtype) {
-            _ if grad == 0 && len > 0 => "is null; pass the address of its first element".into(),
-            Ok(_) => String::new(),
-            Err(problem) => problem,
-        };
-        if !problem.is_empty() {
-            return Err(Error::tensor(&spec.name, format!("its gradient {problem}")));
-        }
-        // SAFETY: not null where there are elements, aligned, and within the address space, checked above;
-        // the caller vouches for the rest.
-        let grad = unsafe { memory::grad_ref(grad, len, dtype) };
-        host.given.resize(count, Given::default());
-        let given = &mut host.given[index];
-        if given.any {
-            given.sum.add(grad);
-        } else {
-            given.sum.set(grad);
-            given.any = true;
-        }
-        Ok(())
+        // SAFETY: the caller vouches for the address.
+        unsafe { host.give_gradient(index, grad, dtype) }
     }
 
     /// One step with the gradients that were [given](Self::give_gradient), and parameters by address. Tensors
@@ -272,25 +221,8 @@ impl AnyOptimizer {
     /// a device.
     pub unsafe fn finish(&mut self, params: &[u64], input: &RawInput) -> Result<StepReport> {
         let Place::Host(host) = &mut self.place else { return Err(not_one_by_one()) };
-        let tensors: Vec<RawTensor> = params.iter().map(|&param| RawTensor::without_grad(param)).collect();
         // SAFETY: the caller vouches for the addresses.
-        let (mut params, _) = unsafe { host.slices(&tensors)? };
-        let given = std::mem::take(&mut host.given);
-        let done = if !params.is_empty() && !given.iter().any(|given| given.any) {
-            let expected = "none was given since the last step; give each tensor's before finishing one";
-            Err(Error::invalid("number of gradients", 0, expected))
-        } else {
-            let grads: Vec<GradRef<'_>> = given
-                .iter()
-                .map(|given| if given.any { given.sum.get() } else { GradRef::Missing })
-                .collect();
-            input.on_host().and_then(|input| host.step(&mut params, &grads, None, &input))
-        };
-        host.given = given;
-        if done.is_ok() {
-            host.given.iter_mut().for_each(|given| given.any = false);
-        }
-        done
+        unsafe { host.finish(params, input) }
     }
 
     /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the
@@ -335,7 +267,7 @@ impl AnyOptimizer {
         match &mut self.place {
             Place::Host(host) => {
                 host.alone(stream)?;
-                let norm = super::raw::check_number("norm", norm, DType::F64)?;
+                let norm = check_number("norm", norm, DType::F64)?;
                 // SAFETY: not null and aligned, checked above; the caller vouches for the rest.
                 let [euclidean, sigma] =
                     unsafe { std::ptr::with_exposed_provenance::<[f64; 2]>(norm as usize).read() };
@@ -455,55 +387,6 @@ fn not_one_by_one() -> Error {
          all of them to one step"
             .into(),
     )
-}
-
-impl OnHost {
-    /// The optimizer, which needs no stream.
-    fn alone(&mut self, stream: Stream) -> Result<&mut Optimizer> {
-        check_host_stream(stream)?;
-        Ok(&mut self.optimizer)
-    }
-
-    fn step(
-        &mut self,
-        params: &mut [ParamMut<'_>],
-        grads: &[GradRef<'_>],
-        norm: Option<SquaredNorm>,
-        input: &StepInput,
-    ) -> Result<StepReport> {
-        let report = match norm {
-            None => self.optimizer.step(params, grads, input)?,
-            Some(norm) => self.optimizer.step_with_norm(params, grads, norm, input)?,
-        };
-        self.last.set(report);
-        Ok(report)
-    }
-
-    /// Slices of all tensors, once it is known that no parameter overlaps anything.
-    ///
-    /// # Safety
-    /// As [`AnyOptimizer::step`], for `'a`.
-    unsafe fn slices<'a>(&mut self, tensors: &[RawTensor]) -> Result<(Vec<ParamMut<'a>>, Vec<GradRef<'a>>)> {
-        let core: &Core = &self.optimizer;
-        self.placement.check(core, tensors)?;
-        let list = || core.specs().iter().zip(core.lens()).zip(tensors);
-        let params = list()
-            .map(|((spec, &len), tensor)| {
-                // SAFETY: `check` has accepted address, length and format, and found that nothing else of
-                // this step overlaps the parameter; the caller vouches for the rest.
-                unsafe { memory::param_mut(tensor.param, len, spec.dtype) }
-            })
-            .collect();
-        let grads = list()
-            .map(|((_, &len), tensor)| match tensor.grad {
-                0 => GradRef::Missing,
-                // SAFETY: `check` has accepted address, length and format, and found that no parameter
-                // overlaps the gradient; the caller vouches for the rest.
-                grad => unsafe { memory::grad_ref(grad, len, tensor.grad_dtype) },
-            })
-            .collect();
-        Ok((params, grads))
-    }
 }
 
 /// Front ends share it between threads.
