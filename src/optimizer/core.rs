@@ -75,7 +75,7 @@ impl Core {
     pub(crate) fn set_group(&mut self, index: usize, group: Group) -> Result<Group> {
         let count = self.options.groups.len();
         let Some(old) = self.options.groups.get_mut(index) else {
-            return Err(Error::invalid("group", index, format!("there are {count} groups")));
+            return Err(Error::invalid("group", index, format!("there are {count} groups, counted from 0")));
         };
         group.validate(index)?;
         Ok(std::mem::replace(old, group))

@@ -44,7 +44,12 @@ impl Mirror {
 
     /// As if no step had been seen. Only while no kernel runs.
     pub fn clear(&self) {
-        for word in self.words() {
+        let words = self.words();
+        // In the order in which a kernel writes, for those who read meanwhile: the counts before the rest.
+        words[std::mem::offset_of!(RfdStatus, applied) / 8].store(0, Ordering::Relaxed);
+        words[std::mem::offset_of!(RfdStatus, skipped) / 8].store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for word in words {
             word.store(0, Ordering::Relaxed);
         }
     }

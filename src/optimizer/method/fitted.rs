@@ -164,10 +164,12 @@ impl Descent for Fitted {
 
     /// A model with length scales by tensor needs groups that have them.
     fn check_tensors(&self, specs: &[TensorSpec]) -> Result<()> {
+        let groups: HashMap<&str, usize> =
+            specs.iter().map(|spec| (spec.name.as_str(), spec.group)).collect();
         let mut of_groups = HashMap::new();
         for tensor in self.model.tensors() {
             let factor = tensor.length_scale_factor;
-            let group = specs.iter().find(|spec| spec.name == tensor.name).map(|spec| spec.group);
+            let group = groups.get(tensor.name.as_str());
             if group.is_none_or(|group| *of_groups.entry(group).or_insert(factor) != factor) {
                 let problem = "has a length scale of its own in the model, but no group with it: `Fitted::per_tensor` \
                                makes the groups, or fit without tensors";
