@@ -48,4 +48,5 @@
     X(total)                  \
     X(status)                 \
     X(fill_masters)           \
+    X(measure)                \
     X(store_table)

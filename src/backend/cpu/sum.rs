@@ -8,13 +8,15 @@
 //! tensor   its segments fold; the list's total is the fold of its tensors
 //! ```
 //!
+//! Where rows are summed for themselves, chunks are made up of whole rows, each with a part of the leaves.
+//!
 //! A leaf is what one GPU thread can hold: 16 bytes of f32 from each of 4 rows. The tree first joins leaves
 //! of the same group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial
 //! sum.
 
 use super::element::Compute;
 use crate::backend::abi;
-use crate::numeric::{LEAVES, fold, tree};
+use crate::numeric::{LEAVES, fold, small_tree, tree};
 
 /// Neighbouring elements of one row that a leaf holds.
 const QUAD: usize = 4;
@@ -56,6 +58,53 @@ pub(super) fn chunk_dot<T: Compute>(x: &[T], y: &[T]) -> f64 {
     let mut leaves = [0.0; LEAVES];
     for (leaf, c) in leaves.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
         *leaf = (c[0] + c[2]) + (c[1] + c[3]);
+    }
+    tree(&mut leaves)
+}
+
+/// Σ of the terms of one row that so many lanes share, as a chunk of as many leaves.
+#[inline(always)]
+pub(super) fn row_sum(len: usize, lanes: usize, term: impl Fn(usize) -> f64) -> f64 {
+    match lanes {
+        1 => lanes_sum::<4>(len, term),
+        2 => lanes_sum::<8>(len, term),
+        4 => lanes_sum::<16>(len, term),
+        8 => lanes_sum::<32>(len, term),
+        16 => lanes_sum::<64>(len, term),
+        32 => lanes_sum::<128>(len, term),
+        64 => lanes_sum::<256>(len, term),
+        128 => lanes_sum::<512>(len, term),
+        _ => lanes_sum::<1024>(len, term),
+    }
+}
+
+/// A row of at most four lines of so many columns.
+#[inline(always)]
+fn lanes_sum<const WIDTH: usize>(len: usize, term: impl Fn(usize) -> f64) -> f64 {
+    let mut columns = [0.0_f64; WIDTH];
+    let mut start = 0;
+    while start < len {
+        let count = WIDTH.min(len - start);
+        for (c, column) in columns[..count].iter_mut().enumerate() {
+            *column += term(start + c);
+        }
+        start += WIDTH;
+    }
+    let lanes = WIDTH / QUAD;
+    for lane in 0..lanes {
+        let c = &columns[QUAD * lane..][..QUAD];
+        // In place: what is overwritten has been read.
+        columns[lane] = (c[0] + c[2]) + (c[1] + c[3]);
+    }
+    small_tree(&mut columns[..lanes])
+}
+
+/// Σ over the rows of one chunk, each of which stands where the first of its lanes does.
+#[inline(always)]
+pub(super) fn rows_sum(rows: impl Iterator<Item = f64>, lanes: usize) -> f64 {
+    let mut leaves = [0.0; LEAVES];
+    for (leaf, row) in leaves.iter_mut().step_by(lanes).zip(rows) {
+        *leaf = row;
     }
     tree(&mut leaves)
 }
