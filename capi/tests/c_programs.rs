@@ -229,7 +229,7 @@ fn steps_from_c_have_the_bits_of_the_rust_interface() {
     let model = Model::new(Family::RationalQuadratic { beta: 1.0 }, moments).unwrap();
     let fitted = Fitted { inv_batch_size: 1.0 / 128.0, momentum: vec![0.0, 0.9], ..Fitted::new(model) };
     check_parity(run(Command::new(&program).arg("fitted")), fitted.into());
-    let adaptive = Adaptive { averaging: 0.8, loss_bound: -2.0, ..Adaptive::default() };
+    let adaptive = Adaptive { averaging: 0.8, loss_bound: Some(-2.0) };
     check_parity(run(Command::new(&program).arg("adaptive")), adaptive.into());
 }
 
@@ -249,6 +249,7 @@ fn check_parity(output: String, method: Method) {
         .map(|(k, ((count, dtype), name))| TensorSpec {
             group: k % 2,
             offset: k as u64,
+            row: (k == 0).then_some(100),
             ..TensorSpec::new(name, &[count], dtype)
         })
         .collect();
@@ -276,7 +277,9 @@ fn check_parity(output: String, method: Method) {
             .unwrap();
         assert_eq!(report.outcome, Outcome::Applied);
         let line = lines.next().unwrap();
-        let fields: Vec<u64> = line.split(' ').skip(2).map(|field| hex_float(field).to_bits()).collect();
+        let fields: Vec<&str> = line.split(' ').skip(2).collect();
+        let (limit, fields) = fields.split_last().unwrap();
+        let fields: Vec<u64> = fields.iter().map(|field| hex_float(field).to_bits()).collect();
         let numbers = [
             report.loss,
             report.grad_norm,
@@ -284,8 +287,10 @@ fn check_parity(output: String, method: Method) {
             report.theta,
             report.step_size,
             report.learning_rate,
+            report.trust,
         ];
         assert_eq!(fields, numbers.map(f64::to_bits), "{line}\n{report:?}");
+        assert_eq!(*limit, report.limit.code().to_string(), "{line}");
     }
     let hashes = [
         hash(p.a.iter().flat_map(|x| x.to_ne_bytes())),
