@@ -173,10 +173,10 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
+        self.measure(params);
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        self.measure(params);
         let cpu::RowNorms { squares, directions, sampled, averages } = self.sums(grads, input);
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
