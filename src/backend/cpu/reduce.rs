@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::element::{Compute, Load, Parameter, Read, Store};
 use super::rows::{Variances, row_squares};
-use super::sum::{CHUNK, chunk_dot, row_sum, rows_sum, tensor_sum};
+use super::sum::{CHUNK, chunk_dot, line, row_sum, rows_sum, tensor_sum};
 use super::update::{UpdateScalars, Velocity};
 use super::{SERIAL_BELOW, TASK, run};
 use crate::backend::abi::RFD_TINY_EXPONENT;
@@ -86,8 +86,8 @@ pub(super) fn squares(grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 
         match rows {
             None => chunk_dot(g, g),
             Some(rows) => {
-                let lanes = rows.lanes();
-                rows_sum(g.chunks(rows.len).map(|row| row_squares(row, lanes)), lanes)
+                let (lanes, mut line) = (rows.lanes(), line());
+                rows_sum(g.chunks(rows.len).map(|row| row_squares(row, lanes, &mut line)), lanes)
             }
         }
     }
@@ -288,14 +288,18 @@ impl Lock<'_> {
         let rows = || p.chunks(len).zip(d.chunks(len)).enumerate();
         let w = |row: usize| variances.scale(start / len + row);
         let u = |i: usize| variances.column_scale(i);
-        let product = |p: &[T], d: &[T]| {
-            row_sum(p.len(), lanes, |i| (p[i].to_f64() * d[i].to_f64()) * u(i))
+        let mut line = line();
+        let parameter = rows_sum(rows().map(|(_, (p, _))| row_squares(p, lanes, &mut line)), lanes);
+        let mut product = |p: &[T], d: &[T]| {
+            row_sum(p.len(), lanes, &mut line, |i| (p[i].to_f64() * d[i].to_f64()) * u(i))
         };
-        let direction =
-            |d: &[T]| row_sum(d.len(), lanes, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)));
+        let product = rows_sum(rows().map(|(row, (p, d))| w(row) * product(p, d)), lanes);
+        let mut direction = |d: &[T]| {
+            row_sum(d.len(), lanes, &mut line, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)))
+        };
         [
-            rows_sum(rows().map(|(_, (p, _))| row_squares(p, lanes)), lanes),
-            rows_sum(rows().map(|(row, (p, d))| w(row) * product(p, d)), lanes),
+            parameter,
+            product,
             rows_sum(rows().map(|(row, (_, d))| (w(row) * w(row)) * direction(d)), lanes),
         ]
     }

@@ -2,7 +2,7 @@
 
 use super::element::{Compute, Load, Read, State, Store};
 use super::reduce::{Layout, SquaredNorms, in_range, per_tensor, squares};
-use super::sum::{CHUNK, row_sum, rows_sum};
+use super::sum::{CHUNK, Line, line, row_sum, rows_sum};
 use super::update::{UpdateScalars, Velocity, advance_velocity};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
@@ -80,18 +80,18 @@ impl Variances<'_> {
 
 /// ‖x‖² of a row.
 #[inline(always)]
-pub(super) fn row_squares<T: Compute>(x: &[T], lanes: usize) -> f64 {
-    row_sum(x.len(), lanes, |i| x[i].to_f64() * x[i].to_f64())
+pub(super) fn row_squares<T: Compute>(x: &[T], lanes: usize, line: &mut Line) -> f64 {
+    row_sum(x.len(), lanes, line, |i| x[i].to_f64() * x[i].to_f64())
 }
 
 /// Σ u v² of a row.
 #[inline(always)]
-fn weighted_squares<T: Compute>(v: &[T], scales: &[f32], lanes: usize) -> f64 {
+fn weighted_squares<T: Compute>(v: &[T], scales: &[f32], lanes: usize, line: &mut Line) -> f64 {
     if scales.is_empty() {
-        return row_squares(v, lanes);
+        return row_squares(v, lanes, line);
     }
     let scales = &scales[..v.len()];
-    row_sum(v.len(), lanes, |i| (v[i].to_f64() * v[i].to_f64()) * f64::from(scales[i]))
+    row_sum(v.len(), lanes, line, |i| (v[i].to_f64() * v[i].to_f64()) * f64::from(scales[i]))
 }
 
 /// A tensor whose rows are going to move.
@@ -259,7 +259,7 @@ impl RowChunk<'_> {
         let g = T::read(g, &mut g_buffer);
         let unscale = self.scalars.unscale;
         let Variances { rows, rule, averages: before, column_scales } = self.variances;
-        let lanes = rows.lanes();
+        let (lanes, mut line) = (rows.lanes(), line());
         let mut observe = |row: usize, squares: f64| {
             let elements = rows.len.min(g.len() - row * rows.len) as f64;
             averages[row] = rule.next(before[row], squares * unscale * unscale / elements);
@@ -269,8 +269,8 @@ impl RowChunk<'_> {
         let count = before.len();
         if self.scalars.velocity_decay == 0.0 {
             for (row, g) in g.chunks(rows.len).enumerate() {
-                squares[row] = row_squares(g, lanes);
-                let weighted = weighted_squares(g, column_scales, lanes) * unscale * unscale;
+                squares[row] = row_squares(g, lanes, &mut line);
+                let weighted = weighted_squares(g, column_scales, lanes, &mut line) * unscale * unscale;
                 directions[row] = observe(row, squares[row]) * weighted;
             }
         } else {
@@ -282,8 +282,9 @@ impl RowChunk<'_> {
             advance_velocity(next, &mut v_buffer, g, &self.scalars);
             let v = <V as Load<T>>::load(next, &mut v_buffer);
             for (row, (g, v)) in g.chunks(rows.len).zip(v.chunks(rows.len)).enumerate() {
-                squares[row] = row_squares(g, lanes);
-                directions[row] = observe(row, squares[row]) * weighted_squares(v, column_scales, lanes);
+                squares[row] = row_squares(g, lanes, &mut line);
+                let weighted = weighted_squares(v, column_scales, lanes, &mut line);
+                directions[row] = observe(row, squares[row]) * weighted;
             }
         }
         let sum = |list: &[f64]| rows_sum(list[..count].iter().copied(), lanes);

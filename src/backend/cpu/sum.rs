@@ -62,35 +62,32 @@ pub(super) fn chunk_dot<T: Compute>(x: &[T], y: &[T]) -> f64 {
     tree(&mut leaves)
 }
 
-/// Σ of the terms of one row that so many lanes share, as a chunk of as many leaves.
-#[inline(always)]
-pub(super) fn row_sum(len: usize, lanes: usize, term: impl Fn(usize) -> f64) -> f64 {
-    match lanes {
-        1 => lanes_sum::<4>(len, term),
-        2 => lanes_sum::<8>(len, term),
-        4 => lanes_sum::<16>(len, term),
-        8 => lanes_sum::<32>(len, term),
-        16 => lanes_sum::<64>(len, term),
-        32 => lanes_sum::<128>(len, term),
-        64 => lanes_sum::<256>(len, term),
-        128 => lanes_sum::<512>(len, term),
-        _ => lanes_sum::<1024>(len, term),
-    }
+/// Memory in which the columns of a row add up.
+pub(super) type Line = [f64; COLUMNS];
+
+/// Memory for [`row_sum`].
+pub(super) fn line() -> Line {
+    [0.0; COLUMNS]
 }
 
-/// A row of at most four lines of so many columns.
+/// Σ of the terms of one row that so many lanes share, as a chunk of as many leaves.
 #[inline(always)]
-fn lanes_sum<const WIDTH: usize>(len: usize, term: impl Fn(usize) -> f64) -> f64 {
-    let mut columns = [0.0_f64; WIDTH];
+pub(super) fn row_sum(len: usize, lanes: usize, line: &mut Line, term: impl Fn(usize) -> f64) -> f64 {
+    let columns = &mut line[..QUAD * lanes];
+    columns.fill(0.0);
     let mut start = 0;
     while start < len {
-        let count = WIDTH.min(len - start);
-        for (c, column) in columns[..count].iter_mut().enumerate() {
-            *column += term(start + c);
+        for (column, i) in columns.iter_mut().zip(start..len) {
+            *column += term(i);
         }
-        start += WIDTH;
+        start += QUAD * lanes;
     }
-    let lanes = WIDTH / QUAD;
+    join_columns(columns)
+}
+
+/// The leaves of a row, each of four columns, in the tree.
+fn join_columns(columns: &mut [f64]) -> f64 {
+    let lanes = columns.len() / QUAD;
     for lane in 0..lanes {
         let c = &columns[QUAD * lane..][..QUAD];
         // In place: what is overwritten has been read.
