@@ -3,8 +3,11 @@
 //
 //   Scratch<KIND>                          what a block shares while it decides
 //   accepts(step), accepts(step, group)    whether the settings are in its domain
-//   averaging(step)                        the decay of the velocities whose squares the first pass sums
-//                                          too; 0 where it need not, and always in instances of kind `fitted`
+//   has_rows(step)                         whether chunks consist of rows, which have variances (rows.cuh);
+//                                          never in instances of kind `fitted`
+//   averaging(step)                        with rows: the decay of velocities
+//   variances(launch, tensor, applied)     with rows: those of a tensor in the step after so many
+//   fold_columns(...)                      with rows: writes averages and scales of columns, after decide
 //   decide<KIND>(launch, scratch, totals)  from the sums of all tensors to the step, by all threads
 //   scale(launch, decision, tensor)        what a tensor's coefficient is multiplied with, after decide
 //   store_history<KIND>(launch, scratch)   writes what is remembered after an applied step, by one block
@@ -71,6 +74,33 @@ template <Kind KIND>
 __device__ __forceinline__ double averaging_of(const RfdStep& step)
 {
 #define RFD_CALL(METHOD) METHOD::averaging(step)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ bool has_rows(const RfdStep& step)
+{
+#define RFD_CALL(METHOD) METHOD::has_rows(step)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ Variances variances_of(const Launch& launch, uint32_t k, uint64_t applied)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::variances(launch, k, applied)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ void fold_columns(const Launch& launch, const Decision& decision, uint32_t k,
+                                             const Variances& variances, uint64_t slice)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::fold_columns(launch, decision, k, variances, slice)
     RFD_DISPATCH(KIND)
 #undef RFD_CALL
 }

@@ -138,6 +138,12 @@ RFD_KERNEL(rfd_total, 1)
     }
 }
 
+// One block, after rfd_norm_generic over parameters in the place of gradients.
+RFD_KERNEL(rfd_measure, 1)
+{
+    Adaptive::measure(Launch(step, table));
+}
+
 // Fills master weights from the parameters they belong to.
 RFD_KERNEL(rfd_fill_masters, instance::generic::BLOCKS)
 {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "method.cuh"
+#include "rows.cuh"
 
 // Four neighbouring columns of a chunk, summed from row to row.
 struct Columns {
@@ -14,6 +15,16 @@ struct Columns {
         for (int c = 0; c < RFD_QUAD; ++c) {
             // Exact in f64, unless an operand is f64 itself.
             sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]);
+        }
+    }
+
+    // The same with weights.
+    template <class T>
+    __device__ __forceinline__ void add(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD], const double (&u)[RFD_QUAD])
+    {
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * u[c];
         }
     }
 
@@ -41,36 +52,10 @@ __device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Ch
     return squares.leaf();
 }
 
-// This leaf's two sums for averaged gradients: of squares of the gradient, and of the velocity to come.
-template <class I, class T, bool FULL>
-__device__ __forceinline__ void leaf_averaged(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
-                                              const Chunk& chunk, double scale, double decay, double unscale)
-{
-    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
-    const View<I> view(tensor);
-    Columns squares, direction;
-#pragma unroll ROWS_AT_ONCE
-    for (int row = 0; row < RFD_ROWS; ++row) {
-        const Unit unit = unit_of<RFD_QUAD, FULL>(chunk, row);
-        T g[RFD_QUAD], v[RFD_QUAD], scaled[RFD_QUAD];
-        load<Reuse::later>(g, view.grad, tensor.grad, unit);
-        load<Reuse::later>(v, view.state(), tensor.velocity, unit);
-#pragma unroll
-        for (int c = 0; c < RFD_QUAD; ++c) {
-            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
-            v[c] = next_velocity(v[c], g[c], narrowed<T>(decay), narrowed<T>(unscale), view.state());
-        }
-        squares.add(scaled, scaled);
-        direction.add(v, v);
-    }
-    sums[RFD_SUM_SQUARES] = squares.leaf();
-    sums[RFD_SUM_DIRECTION] = direction.leaf();
-}
-
 // This leaf's four sums for norm lock. The direction is that of the update to come: it needs the decay of the
 // velocity and the gradient scale, which are known, but not the step size.
 template <class I, class T>
-__device__ __forceinline__ void leaf_lock(double (&sums)[4], const RfdTensor& tensor, const Chunk& chunk, double scale,
+__device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const RfdTensor& tensor, const Chunk& chunk, double scale,
                                           double decay, double unscale)
 {
     const View<I> view(tensor);
@@ -104,52 +89,138 @@ __device__ __forceinline__ void leaf_lock(double (&sums)[4], const RfdTensor& te
     sums[RFD_SUM_DIRECTION] = direction.leaf();
 }
 
-// All sums of this leaf over a chunk; how many there are.
+// This thread's sums over its part of a row. The direction is that of the update to come.
+template <class I, class T, bool FULL>
+__device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
+                                         const RowUnits& units, const float* scales, double scale, double decay,
+                                         double unscale)
+{
+    const View<I> view(tensor);
+    const int lines = RowUnits::lines(tensor);
+    const bool locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    Columns squares, direction, parameter, product, weighted;
+    const auto add = [&](int line) {
+        const Unit unit = units.unit<FULL>(line);
+        T g[RFD_QUAD], d[RFD_QUAD], scaled[RFD_QUAD];
+        load<Reuse::later>(g, view.grad, tensor.grad, unit);
+        if (has_velocity<I>(decay)) {
+            load<Reuse::later>(d, view.state(), tensor.velocity, unit);
+        }
+        float of_columns[RFD_QUAD];
+        units.scales<FULL>(of_columns, scales, line);
+        double u[RFD_QUAD];
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            u[c] = of_columns[c];
+            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
+            d[c] = has_velocity<I>(decay)
+                       ? next_velocity(d[c], g[c], narrowed<T>(decay), narrowed<T>(unscale), view.state())
+                       : g[c];
+        }
+        squares.add(scaled, scaled);
+        direction.add(d, d, u);
+        if constexpr (is_generic<I>()) {
+            if (locks) {
+                T p[RFD_QUAD];
+                load<Reuse::later>(p, view.param, view.weights, unit);
+                parameter.add(p, p);
+                product.add(p, d, u);
+#pragma unroll
+                for (int c = 0; c < RFD_QUAD; ++c) {
+                    u[c] *= u[c];
+                }
+                weighted.add(d, d, u);
+            }
+        }
+    };
+    if constexpr (FULL) {
+        [[maybe_unused]] constexpr int AT_ONCE = I::SUMMED_AT_ONCE;
+#pragma unroll AT_ONCE
+        for (int line = 0; line < lines; ++line) {
+            add(line);
+        }
+    } else {
+#pragma unroll 1
+        for (int line = 0; line < lines; ++line) {
+            add(line);
+        }
+    }
+    sums[RFD_SUM_SQUARES] = squares.leaf();
+    sums[RFD_SUM_DIRECTION] = direction.leaf();
+    if constexpr (is_generic<I>()) {
+        sums[RFD_SUM_PARAMETER] = parameter.leaf();
+        sums[RFD_SUM_PRODUCT] = product.leaf();
+        sums[RFD_SUM_WEIGHTED] = weighted.leaf();
+    }
+}
+
+// All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows that
+// several warps share they are not weighed yet.
+template <class I>
+__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const Launch& launch,
+                                          const RfdTensor& tensor, const Variances& variances, uint64_t chunk,
+                                          double scale, double unscale)
+{
+    const double decay = averaging_of<I::KIND>(launch.step);
+    const View<I> view(tensor);
+    const bool moves = has_velocity<I>(decay);
+    const bool locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    const uint64_t addresses = tensor.grad | (moves ? tensor.velocity : 0) | (locks ? view.weights : 0);
+    const RowUnits units(tensor, chunk, addresses);
+    const uint32_t lanes = lanes_of(tensor.row);
+    const bool weighs = lanes <= 32 && units.leads();
+    const double before = weighs ? __ldcg(variances.rows_before() + units.row) : 0.0;
+    if (view.in_f64()) {
+        if constexpr (is_generic<I>()) {
+            leaf_row<I, double, false>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+        }
+    } else if (!is_generic<I>() && RowUnits::are_full(tensor, chunk, addresses)) {
+        leaf_row<I, float, true>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+    } else {
+        leaf_row<I, float, false>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+    }
+#pragma unroll
+    for (int n = 0; n < sums_of(I::KIND); ++n) {
+        sums[n] = join_lanes(sums[n], lanes);
+    }
+    if (lanes > 32) {
+        return;
+    }
+    if (weighs) {
+        weigh_row(sums, variances, units.row, units.length, before, unscale, moves);
+    }
+#pragma unroll
+    for (int n = 0; n < sums_of(I::KIND); ++n) {
+        sums[n] = join_rows(weighs ? sums[n] : 0.0, lanes);
+    }
+}
+
+// All sums of this leaf over a chunk that does not consist of rows; how many there are.
 template <class I>
 __device__ __forceinline__ int leaf_sums(double (&sums)[sums_of(I::KIND)], const Launch& launch,
                                          const RfdTensor& tensor, uint64_t index, const Cursor& cursor, double scale,
                                          double unscale)
 {
-    [[maybe_unused]] const double averaging = averaging_of<I::KIND>(launch.step);
-    if constexpr (I::KIND == Kind::averaged) {
-        const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.velocity);
-        if (is_full(chunk)) {
-            leaf_averaged<I, float, true>(sums, tensor, chunk, scale, averaging, unscale);
-        } else {
-            leaf_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
+    if constexpr (is_generic<I>()) {
+        const View<I> view(tensor);
+        if (tensor.flags & RFD_TENSOR_LOCK) {
+            const double decay = launch.group(tensor.group).velocity_decay;
+            const uint64_t velocity = has_velocity<I>(decay) ? tensor.velocity : 0;
+            const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
+            if (view.in_f64()) {
+                leaf_lock<I, double>(sums, tensor, chunk, scale, decay, unscale);
+            } else {
+                leaf_lock<I, float>(sums, tensor, chunk, scale, decay, unscale);
+            }
+            return 4;
         }
-        return 2;
-    } else {
-        if constexpr (is_generic<I>()) {
-            const View<I> view(tensor);
-            if (tensor.flags & RFD_TENSOR_LOCK) {
-                const double decay = launch.group(tensor.group).velocity_decay;
-                const uint64_t velocity = has_velocity<I>(decay) ? tensor.velocity : 0;
-                const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
-                if (view.in_f64()) {
-                    leaf_lock<I, double>(sums, tensor, chunk, scale, decay, unscale);
-                } else {
-                    leaf_lock<I, float>(sums, tensor, chunk, scale, decay, unscale);
-                }
-                return 4;
-            }
-            if (averaging > 0.0) {
-                const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.velocity);
-                if (view.in_f64()) {
-                    leaf_averaged<I, double, false>(sums, tensor, chunk, scale, averaging, unscale);
-                } else {
-                    leaf_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
-                }
-                return 2;
-            }
-            if (view.grad == RFD_DTYPE_F64) {
-                sums[0] = leaf_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
-                return 1;
-            }
+        if (view.grad == RFD_DTYPE_F64) {
+            sums[0] = leaf_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
+            return 1;
         }
-        const Chunk chunk = cursor.chunk(index, tensor.grad);
-        sums[0] = is_full(chunk) ? leaf_squares<I, float, true>(tensor, chunk, scale)
-                                 : leaf_squares<I, float, false>(tensor, chunk, scale);
-        return 1;
     }
+    const Chunk chunk = cursor.chunk(index, tensor.grad);
+    sums[0] = is_full(chunk) ? leaf_squares<I, float, true>(tensor, chunk, scale)
+                             : leaf_squares<I, float, false>(tensor, chunk, scale);
+    return 1;
 }

@@ -5,11 +5,11 @@
 
 // Norm lock: scales the update so that the parameter keeps its norm; ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ +
 // β²‖d‖².
-__device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index)
+__device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index, bool rows)
 {
     const double parameter = __ldcg(tensor_sums(step, RFD_SUM_PARAMETER) + index);
     const double product = __ldcg(tensor_sums(step, RFD_SUM_PRODUCT) + index);
-    const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + index);
+    const double direction = __ldcg(tensor_sums(step, rows ? RFD_SUM_WEIGHTED : RFD_SUM_DIRECTION) + index);
     const double alpha = scalars.decay;
     const double beta =
         scalars.velocity_decay > 0.0 ? scalars.coefficient : scalars.coefficient * scalars.prescale;
@@ -27,6 +27,7 @@ template <class I>
 struct Change {
     Factors<float> single;
     Factors<double> wide;  // of generic instances
+    double coefficient;    // before it is narrowed, and weighed by rows
     bool moves;            // by its velocity
 
     Change() = default;
@@ -36,27 +37,80 @@ struct Change {
         const double scale = scale_of<I::KIND>(launch, decision, cursor.index());
         Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
         if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
-            lock(scalars, launch.step, cursor.index());
+            lock(scalars, launch.step, cursor.index(), has_rows<I::KIND>(launch.step));
         }
         single = Factors<float>(scalars);
         wide = Factors<double>(scalars);
+        coefficient = scalars.coefficient;
         moves = has_velocity<I>(scalars.velocity_decay);
     }
 };
 
-template <class I, class T, bool FULL>
-__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Factors<T>& by,
+// The elements of a chunk that are this thread's, and what they weigh beside their coefficient.
+struct PlainUnits {
+    static constexpr bool WEIGHED = false;
+    Chunk chunk;
+
+    template <int N>
+    static __device__ __forceinline__ int rows(const RfdTensor&)
+    {
+        return RFD_CHUNK / (RFD_THREADS * N);
+    }
+
+    template <int N, bool FULL>
+    __device__ __forceinline__ Unit unit(int row) const
+    {
+        return unit_of<N, FULL>(chunk, row);
+    }
+
+    template <bool FULL>
+    __device__ __forceinline__ void scales(float (&)[RFD_QUAD], int) const
+    {
+    }
+};
+
+struct WeighedUnits {
+    static constexpr bool WEIGHED = true;
+    RowUnits units;
+    const float* of_columns;
+
+    template <int N>
+    static __device__ __forceinline__ int rows(const RfdTensor& tensor)
+    {
+        static_assert(N == RFD_QUAD, "as in the sums");
+        return RowUnits::lines(tensor);
+    }
+
+    template <int N, bool FULL>
+    __device__ __forceinline__ Unit unit(int line) const
+    {
+        return units.unit<FULL>(line);
+    }
+
+    template <bool FULL>
+    __device__ __forceinline__ void scales(float (&u)[RFD_QUAD], int line) const
+    {
+        units.scales<FULL>(u, of_columns, line);
+    }
+};
+
+template <class I, class T, bool FULL, class Units>
+__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Units& units, const Factors<T>& by,
                                              bool moves, const Rounding& rounding)
 {
-    constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_THREADS * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    constexpr int N = I::WIDTH, AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    static_assert(!Units::WEIGHED || AT_ONCE == 1, "three rows may be full, too");
     const View<I> view(tensor);
+    const int rows = Units::template rows<N>(tensor);
 #pragma unroll 1
-    for (int first = 0; first < ROWS; first += AT_ONCE) {
+    for (int first = 0; first < rows; first += AT_ONCE) {
+        [[maybe_unused]] float u[RFD_QUAD];
+        units.template scales<FULL>(u, first);
         T p[AT_ONCE][N], g[AT_ONCE][N], v[AT_ONCE][N];
         // All loads before the first store: the compiler can't know that they don't overlap.
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            const Unit unit = units.template unit<N, FULL>(first + i);
             load<Reuse::never>(p[i], view.param, view.weights, unit);
             load<Reuse::never>(g[i], view.grad, tensor.grad, unit);
             if (I::VELOCITY && moves) {
@@ -65,18 +119,21 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            const Unit unit = units.template unit<N, FULL>(first + i);
             if (I::VELOCITY && moves) {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
                     v[i][j] = next_velocity(v[i][j], g[i][j], by.velocity_decay, by.unscale, view.state());
-                    p[i][j] = p[i][j] * by.decay + v[i][j] * by.coefficient;
+                    const T d = Units::WEIGHED ? v[i][j] * static_cast<T>(u[j % RFD_QUAD]) : v[i][j];
+                    p[i][j] = p[i][j] * by.decay + d * by.coefficient;
                 }
                 store(v[i], view.state(), tensor.velocity, unit, to_nearest());
             } else {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
-                    p[i][j] = p[i][j] * by.decay - (g[i][j] * by.prescale) * by.coefficient;
+                    const T g_scaled = g[i][j] * by.prescale;
+                    const T d = Units::WEIGHED ? g_scaled * static_cast<T>(u[j % RFD_QUAD]) : g_scaled;
+                    p[i][j] = p[i][j] * by.decay - d * by.coefficient;
                 }
             }
             store(p[i], view.param, view.weights, unit, rounding);
@@ -85,6 +142,41 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
                 store(p[i], view.half, tensor.param, unit, to_nearest());
             }
         }
+    }
+}
+
+// A chunk of rows: each has a coefficient of its own. Beside it, the columns of the tensor that are left to
+// this chunk.
+template <class I>
+__device__ __forceinline__ void update_rows(const Launch& launch, const Decision& decision, const Cursor& cursor,
+                                            const Change<I>& change, uint64_t index, uint64_t addresses,
+                                            const Rounding& rounding)
+{
+    const RfdTensor& tensor = cursor.tensor();
+    const Variances variances = variances_of<I::KIND>(launch, cursor.index(), decision.applied);
+    const RowUnits units(tensor, index, addresses);
+    const WeighedUnits weighed{units, variances.scales()};
+    const double average = units.length > 0 ? __ldcg(variances.rows_after() + units.row) : 0.0;
+    const double coefficient = change.coefficient * variances.scale(average);
+    if (View<I>(tensor).in_f64()) {
+        if constexpr (is_generic<I>()) {
+            Factors<double> by = change.wide;
+            by.coefficient = narrowed<double>(coefficient);
+            update_chunk<I, double, false>(tensor, weighed, by, change.moves, rounding);
+        }
+    } else {
+        Factors<float> by = change.single;
+        by.coefficient = narrowed<float>(coefficient);
+        if (!is_generic<I>() && RowUnits::are_full(tensor, index, addresses)) {
+            update_chunk<I, float, true>(tensor, weighed, by, change.moves, rounding);
+        } else {
+            update_chunk<I, float, false>(tensor, weighed, by, change.moves, rounding);
+        }
+    }
+    const uint64_t chunks = launch.chunks_of(cursor.index());
+    const uint64_t slices = (variances.columns + RFD_THREADS - 1) / RFD_THREADS;
+    for (uint64_t slice = index - tensor.first_chunk; slice < slices; slice += chunks) {
+        fold_columns<I::KIND>(launch, decision, cursor.index(), variances, slice);
     }
 }
 
@@ -106,19 +198,28 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
         const uint64_t velocity = I::VELOCITY && change.moves ? tensor.velocity : 0;
-        const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
+        const uint64_t addresses = view.weights | tensor.grad | master | velocity;
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
-        if constexpr (is_generic<I>()) {
-            if (view.in_f64()) {
-                update_chunk<I, double, false>(tensor, chunk, change.wide, change.moves, rounding);
-            } else {
-                update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
+        if (has_rows<I::KIND>(launch.step)) {
+            if constexpr (I::KIND != Kind::fitted) {
+                update_rows<I>(launch, decision, cursor, change, index, addresses, rounding);
             }
-        } else if (is_full(chunk)) {
-            update_chunk<I, float, true>(tensor, chunk, change.single, change.moves, rounding);
-        } else {
-            update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
+            continue;
+        }
+        if constexpr (I::KIND != Kind::averaged) {
+            const PlainUnits units{cursor.chunk(index, addresses)};
+            if constexpr (is_generic<I>()) {
+                if (view.in_f64()) {
+                    update_chunk<I, double, false>(tensor, units, change.wide, change.moves, rounding);
+                } else {
+                    update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
+                }
+            } else if (is_full(units.chunk)) {
+                update_chunk<I, float, true>(tensor, units, change.single, change.moves, rounding);
+            } else {
+                update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::device::ShimOptions;
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput,
+    Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput,
     RawNumber, RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
@@ -141,15 +141,25 @@ impl Case {
     fn adaptive(seed: u64, sizes: &[usize], tensors: usize) -> Self {
         let mut case = Self::new(seed, sizes, tensors);
         let adaptive = Adaptive {
-            anisotropy: case.random.pick(&[
-                Anisotropy::Tensorwise,
-                Anisotropy::Tensorwise,
-                Anisotropy::Isotropic,
-            ]),
             averaging: case.random.pick(&[0.9, 0.9, 0.5, 0.0]),
-            loss_bound: case.random.pick(&[0.0, 0.0, 0.1, -4.0]),
+            loss_bound: case.random.pick(&[None, None, Some(0.0), Some(0.1), Some(-4.0)]),
         };
         case.method = adaptive.into();
+        for spec in &mut case.specs {
+            let len = spec.shape[0];
+            match case.random.below(4) {
+                // Rows that divide the tensor, or rows the last of which is shorter.
+                0 | 1 => {
+                    let heights = [1, 2, 3, 4, 5, 7, 16, 31, 64, 100, 1025, 4096];
+                    let height = case.random.pick(&heights);
+                    if len > 0 && len.is_multiple_of(height) {
+                        spec.shape = vec![height, len / height];
+                    }
+                }
+                2 => spec.row = Some(1 + case.random.below(len.max(1))),
+                _ => {}
+            }
+        }
         case
     }
 
