@@ -1041,7 +1041,8 @@ static void rows_and_older_structs(void) {
             memset(&report, 0x55, sizeof report);
             report.now.size = step % 2 ? old_report : sizeof report;
             OK(rfd_optimizer_step(optimizer, params, grads, 2, &scalars, NULL, &report.now));
-            CHECK(report.now.outcome == RFD_OUTCOME_APPLIED && report.now.limit == RFD_LIMIT_RATE);
+            CHECK(report.now.outcome == RFD_OUTCOME_APPLIED);
+            CHECK(report.now.limit != RFD_LIMIT_NONE);
             /* Nothing is written behind an older struct. */
             CHECK(step % 2 ? report.bytes[old_report] == 0x55 : report.now.trust == 1);
         }
