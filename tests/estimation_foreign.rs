@@ -120,6 +120,44 @@ fn one_initialisation_in_a_hundred_that_blows_up_is_named_and_left_out() {
 }
 
 #[test]
+fn warnings_say_what_was_found_what_it_does_and_what_to_do() {
+    let mut samples = clean(11);
+    assert_eq!(fitted(&samples, false).unwrap().warnings(0.3), Vec::<String>::new());
+    for place in [49, 78, 121, 234, 412] {
+        samples[place].loss = 1e4;
+    }
+    let text = |samples: &[Sample], robust| fitted(samples, robust).unwrap().warnings(0.3).join("\n");
+    let plain = text(&samples, false);
+    for part in
+        ["samples 49, 78, 121, 234 and 412 (loss", "they decide over the fit: without them variance = "]
+    {
+        assert!(plain.contains(part), "{plain}");
+    }
+    assert!(
+        plain.ends_with("look at these samples, then delete them, or leave them out with a robust fit"),
+        "{plain}"
+    );
+    let robust = text(&samples, true);
+    assert!(robust.ends_with("; left out of the fit"), "{robust}");
+
+    // Five standard deviations away is foreign and no more.
+    let mut samples = clean(11);
+    let away = samples[10].loss.signum() * 5.5 * loss_std(samples[10].batch_size);
+    samples[10].loss = 2.7 + away;
+    let slight = text(&samples, false);
+    assert!(slight.contains("they hardly change the fit: without them"), "{slight}");
+
+    // Tails that are heavy, but with no loss that is far from the next one.
+    let mut heavy = clean(11);
+    for (place, sample) in heavy.iter_mut().enumerate() {
+        let factor = if place % 12 == 0 { 2.0 } else { 0.7 };
+        sample.loss = 2.7 + factor * (sample.loss - 2.7);
+    }
+    let heavy = text(&heavy, false);
+    assert!(heavy.starts_with("the losses have heavy tails (excess kurtosis"), "{heavy}");
+}
+
+#[test]
 fn the_case_of_a_public_report() {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/cases/outliers.csv"));
     if !path.exists() {

@@ -163,7 +163,9 @@ class IsotropicCovariance:
                 ffi.from_buffer("double[]", squares),
                 ffi.from_buffer("uint64_t[]", batch_sizes),
                 len(losses),
+                0,
                 fitted,
+                ffi.NULL,
             )
         )
         self._accept_fit(fitted)

@@ -161,7 +161,7 @@ class _Run:
         """The fit to what is there after `max_iter`."""
         fit = struct("rfd_fit")
         if self.cache is not None:
-            check(lib.rfd_fit_csv(path(self.cache), fit))
+            check(lib.rfd_fit_csv(path(self.cache), 0, fit, ffi.NULL))
         else:
             losses, squares, sizes = (np.array(column) for column in zip(*self.drawn, strict=True))
             sizes = sizes.astype(np.uint64)
@@ -171,7 +171,9 @@ class _Run:
                     ffi.from_buffer("double[]", squares),
                     ffi.from_buffer("uint64_t[]", sizes),
                     len(losses),
+                    0,
                     fit,
+                    ffi.NULL,
                 )
             )
         if fit.relative_std > self.options.tolerance:
