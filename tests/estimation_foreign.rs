@@ -148,9 +148,9 @@ fn warnings_say_what_was_found_what_it_does_and_what_to_do() {
     assert!(slight.contains("they hardly change the fit: without them"), "{slight}");
 
     // Tails that are heavy, but with no loss that is far from the next one.
-    let mut heavy = clean(11);
+    let mut heavy = clean_of(11, 2100, 30, &SIZES);
     for (place, sample) in heavy.iter_mut().enumerate() {
-        let factor = if place % 12 == 0 { 2.0 } else { 0.7 };
+        let factor = if place % 4 == 0 { 1.5 } else { 0.8 };
         sample.loss = 2.7 + factor * (sample.loss - 2.7);
     }
     let heavy = text(&heavy, false);
