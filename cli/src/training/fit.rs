@@ -8,7 +8,7 @@ use std::time::Instant;
 use candle_core::Device;
 use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::estimation::{AutoFit, AutoFitted, EstimationError, TensorFit};
+use rfdescent::estimation::{AutoFit, AutoFitted, EstimationError, OnForeign, TensorFit};
 use rfdescent_candle::NetworkSampler;
 use serde::Serialize;
 
@@ -46,6 +46,8 @@ pub struct FitOptions {
     pub tolerance: f64,
     /// Most images to draw.
     pub max_samples: u64,
+    /// What to do about samples that look foreign to the others.
+    pub on_foreign: OnForeign,
     /// File that keeps the samples.
     pub cache: Option<PathBuf>,
 }
@@ -116,6 +118,7 @@ pub fn fit(
         max_batch_size: Some(MAX_BATCH.min(data.train.len() as u64)),
         seed,
         cache: options.cache.clone(),
+        on_foreign: options.on_foreign,
         ..defaults
     };
     let bar = progress.bar(auto_fit.initial_budget, "auto-fit (images)");
@@ -208,11 +211,13 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
         (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
             format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
         ),
-        (Error::Estimation(EstimationError::Foreign { findings, consequence }), Some(cache)) => {
-            let cache = cache.display();
+        (Error::Estimation(EstimationError::Foreign { findings, consequence }), cache) => {
+            let rows = cache.map_or(String::new(), |cache| {
+                let cache = cache.display();
+                format!("; or delete their rows, which `rfdescent fit {cache}` names, and run the same command again")
+            });
             CliError::Data(format!(
-                "{findings}; they decide over the fit ({consequence}): `rfdescent fit {cache}` names their rows; delete \
-                 these, and the same command goes on from there"
+                "{findings}; they decide over the fit ({consequence}): leave them out with --robust{rows}"
             ))
         }
         (Error::Io { path, source }, Some(cache))
