@@ -476,8 +476,8 @@ fn auto_fit_goes_on_where_heavy_tails_make_the_fit_less_precise_than_it_says() {
         let diagnostics = Diagnostics::new(&heavy.statistics, &heavy.fit, None);
         assert!(diagnostics.relative_std(&heavy.fit) < 0.2);
         went_on += usize::from(diagnostics.heavy_tails());
-        examples[0] += light.fit.samples;
-        examples[1] += heavy.fit.samples;
+        examples[0] += light.fit.examples;
+        examples[1] += heavy.fit.examples;
     }
     // Laplace losses have an excess kurtosis of 3: 2.5 times as many examples where it is beyond doubt, which
     // it is in about half of the runs when they reach the tolerance.
@@ -508,12 +508,12 @@ fn what_a_run_will_take_and_what_it_took() {
     });
     let fitted = fitted.unwrap();
     // Before the first sample: a number of examples, and no time yet.
-    assert!(seen[0].samples == 0 && seen[0].expected >= 6000 && seen[0].remaining_seconds.is_none());
+    assert!(seen[0].examples == 0 && seen[0].expected >= 6000 && seen[0].remaining_seconds.is_none());
     assert!(
-        seen[1..].iter().all(|p| p.expected >= p.samples && p.remaining_seconds.is_some_and(|s| s >= 0.0))
+        seen[1..].iter().all(|p| p.expected >= p.examples && p.remaining_seconds.is_some_and(|s| s >= 0.0))
     );
     let cost = fitted.cost;
-    assert_eq!((cost.batches, cost.examples), (fitted.fit.batches, fitted.fit.samples));
+    assert_eq!((cost.batches, cost.examples), (fitted.fit.batches, fitted.fit.examples));
     assert!(cost.seconds > 0.0 && cost.halving_examples == 3 * cost.examples);
     let times = cost.halving_seconds.unwrap() / cost.seconds;
     assert!((2.5..5.0).contains(&times), "{times}");
@@ -525,7 +525,7 @@ fn what_a_run_will_take_and_what_it_took() {
     // Twice the precision does take about four times the examples.
     let half = AutoFit { tolerance: fitted.fit.relative_std / 2.0, ..options };
     let half = run(&half, &mut sampler(NEVER, 0.0, false)).unwrap();
-    let factor = half.fit.samples as f64 / fitted.fit.samples as f64;
+    let factor = half.fit.examples as f64 / fitted.fit.examples as f64;
     assert!((2.0..8.0).contains(&factor), "{factor}");
 }
 

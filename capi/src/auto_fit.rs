@@ -346,7 +346,7 @@ impl Call {
             let now = rfd_progress {
                 size: size_of::<rfd_progress>(),
                 batches: now.batches,
-                examples: now.samples,
+                examples: now.examples,
                 needed: now.needed.unwrap_or(0),
                 relative_std: now.relative_std.unwrap_or(f64::NAN),
                 tolerance: now.tolerance,

@@ -31,7 +31,7 @@ pub struct rfd_fit {
     pub noise_grad_variance: f64,
     /// Estimated standard deviation of `variance` divided by it; 0.3 is good enough for training.
     pub relative_std: f64,
-    /// Mini-batches used.
+    /// Mini-batches used: as many as samples.
     pub batches: u64,
     /// Examples used: the sum of the batch sizes.
     pub examples: u64,
@@ -54,7 +54,7 @@ impl From<Fit> for rfd_fit {
             noise_grad_variance: fit.noise_grad_variance,
             relative_std: fit.relative_std,
             batches: fit.batches,
-            examples: fit.samples,
+            examples: fit.examples,
             iterations_loss: fit.iterations_loss,
             iterations_grad: fit.iterations_grad,
         }
@@ -71,7 +71,7 @@ impl From<rfd_fit> for Fit {
             noise_grad_variance: fit.noise_grad_variance,
             relative_std: fit.relative_std,
             batches: fit.batches,
-            samples: fit.examples,
+            examples: fit.examples,
             iterations_loss: fit.iterations_loss,
             iterations_grad: fit.iterations_grad,
         }
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn rfd_fit_further_examples(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (fit, out) = unsafe { (read(fit)?, Out::new(examples, "examples")?) };
-        out.set(Fit::from(fit).reliability(tolerance).map_or(0, |unreliable| unreliable.further_samples));
+        out.set(Fit::from(fit).reliability(tolerance).map_or(0, |unreliable| unreliable.further_examples));
         Ok(())
     })
 }

@@ -178,7 +178,7 @@ pub unsafe extern "C" fn rfd_statistics_counts(
             out.set(inner.batches());
         }
         if let Some(out) = examples {
-            out.set(inner.samples());
+            out.set(inner.examples());
         }
         Ok(())
     })

@@ -64,7 +64,7 @@ pub struct FitArgs {
 #[derive(Serialize)]
 struct Report {
     batches: u64,
-    samples: u64,
+    examples: u64,
     mean: f64,
     variance: f64,
     noise_variance: f64,
@@ -73,7 +73,7 @@ struct Report {
     relative_std: f64,
     tolerance: f64,
     /// Examples still to be drawn to reach the tolerance; 0 when it is reached.
-    further_samples: u64,
+    further_examples: u64,
     iterations_loss: u32,
     iterations_grad: u32,
     model: String,
@@ -135,7 +135,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     };
     let report = Report {
         batches: fit.batches,
-        samples: fit.samples,
+        examples: fit.examples,
         mean: fit.mean,
         variance: fit.variance,
         noise_variance: fit.noise_variance,
@@ -143,7 +143,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         noise_grad_variance: fit.noise_grad_variance,
         relative_std: fit.relative_std,
         tolerance: args.tolerance,
-        further_samples: unreliable.map_or(0, |unreliable| unreliable.further_samples),
+        further_examples: unreliable.map_or(0, |unreliable| unreliable.further_examples),
         iterations_loss: fit.iterations_loss,
         iterations_grad: fit.iterations_grad,
         model: family.to_string(),
@@ -258,7 +258,7 @@ impl Report {
         let d = &self.diagnostics;
         let rows = [
             ("batches", self.batches.to_string()),
-            ("samples", self.samples.to_string()),
+            ("examples", self.examples.to_string()),
             ("mean", fixed(self.mean, 6)),
             ("variance", small(self.variance)),
             ("noise_variance", small(self.noise_variance)),

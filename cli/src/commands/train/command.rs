@@ -112,11 +112,11 @@ impl Command<'_> {
             family: args.covariance.unwrap_or(Family::SquaredExponential),
             anisotropy: args.anisotropy(),
             tolerance: args.tolerance.unwrap_or(0.3),
-            max_samples: args.max_samples.unwrap_or(1_000_000),
+            max_images: args.max_images.unwrap_or(1_000_000),
             on_foreign: if args.robust { OnForeign::LeaveOut } else { OnForeign::Refuse },
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
         };
-        let fit = fit(args.model, self.data, &options, seed, self.progress)?;
+        let fit = fit(args.model, self.data, &options, seed, &self.printer, self.progress)?;
         self.printer.fit(&fit);
         Ok(fit)
     }
