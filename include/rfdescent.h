@@ -290,7 +290,7 @@ typedef struct rfd_fit {
      */
     double relative_std;
     /**
-     * Mini-batches used.
+     * Mini-batches used: as many as samples.
      */
     uint64_t batches;
     /**
@@ -1045,7 +1045,8 @@ rfd_status rfd_model_conditional_variance(const struct rfd_model *model,
  * `result->size` before the call.
  *
  * `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0; on success
- * `*warnings` is a new buffer with one warning a line, empty for none, to be freed with rfd_buffer_destroy:
+ * `*warnings` is a new buffer with a line for each warning, empty for none, to be freed with
+ * rfd_buffer_destroy:
  * samples that look foreign to the others, by their place from 0, with how far from these they are and what
  * the fit is without them; losses of two populations; heavy tails.
  *
@@ -1253,8 +1254,8 @@ rfd_status rfd_auto_fit_options_init(struct rfd_auto_fit_options *options, size_
  * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
  * and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
  * left out: on success `*statistics` is a new handle, of the samples that were fitted, which the caller
- * frees with rfd_statistics_destroy; `*warnings` a new buffer with one warning a line, empty for none, to be
- * freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
+ * frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none, to
+ * be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
  *
  * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
  * run, RFD_ERROR_ESTIMATION when a sample is not finite, foreign samples decide over the fit (`on_foreign`),
