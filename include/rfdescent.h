@@ -1065,8 +1065,8 @@ rfd_status rfd_fit_array(const double *losses,
  * Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
  * `batchsize`. Set `result->size` before the call.
  *
- * As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the file can't be read; the message of
- * RFD_ERROR_FILE has row and column.
+ * As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the
+ * file can't be read; the message of RFD_ERROR_FILE has row and column.
  */
 rfd_status rfd_fit_csv(const char *file,
                        uint32_t flags,
@@ -1254,8 +1254,8 @@ rfd_status rfd_auto_fit_options_init(struct rfd_auto_fit_options *options, size_
  * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
  * and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
  * left out: on success `*statistics` is a new handle, of the samples that were fitted, which the caller
- * frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none, to
- * be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
+ * frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none,
+ * to be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
  *
  * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
  * run, RFD_ERROR_ESTIMATION when a sample is not finite, foreign samples decide over the fit (`on_foreign`),

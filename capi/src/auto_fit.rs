@@ -241,8 +241,8 @@ pub unsafe extern "C" fn rfd_auto_fit_options_init(
 /// `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
 /// and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
 /// left out: on success `*statistics` is a new handle, of the samples that were fitted, which the caller
-/// frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none, to
-/// be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
+/// frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none,
+/// to be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
 ///
 /// Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
 /// run, RFD_ERROR_ESTIMATION when a sample is not finite, foreign samples decide over the fit (`on_foreign`),

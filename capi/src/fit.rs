@@ -147,8 +147,8 @@ pub unsafe extern "C" fn rfd_fit_array(
 /// Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
 /// `batchsize`. Set `result->size` before the call.
 ///
-/// As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the file can't be read; the message of
-/// RFD_ERROR_FILE has row and column.
+/// As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the
+/// file can't be read; the message of RFD_ERROR_FILE has row and column.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_fit_csv(
     file: *const c_char,
