@@ -3,7 +3,6 @@
 //! are.
 
 mod common;
-#[path = "../../../tests/states/mod.rs"]
 mod states;
 
 use candle_core::Var;

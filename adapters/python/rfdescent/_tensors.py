@@ -94,7 +94,7 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
         )
 
 
-# The library's rfd_tensor as a row of an array.
+# The library's rfd_tensor, or rfd_gradient, as a row of an array.
 _ROW = np.dtype(
     {
         "names": [name for name, _ in ffi.typeof("rfd_tensor").fields],
@@ -135,7 +135,7 @@ class Table:
                 rows["device_index"] = params[0].device.index or 0
         self._params["data"] = self.pointers
         self.params = ffi.from_buffer("rfd_tensor[]", self._params)
-        self.grads = ffi.from_buffer("rfd_tensor[]", self._grads)
+        self.grads = ffi.from_buffer("rfd_gradient[]", self._grads)
 
     def describes(self, params: Sequence[Tensor]) -> bool:
         """Whether the parameters still lie where they did, in the same shapes, orders and formats.

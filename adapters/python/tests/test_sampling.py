@@ -258,6 +258,29 @@ def test_few_examples_drawn_again_and_again_give_a_warning():
         fitted((x, y), max_budget=1900, max_batch_size=None, tol=5.0)
 
 
+def test_foreign_samples_are_refused_left_out_or_kept():
+    def run(on_foreign, **options):
+        draws = 0
+
+        def loss(output, target):
+            nonlocal draws
+            draws += 1
+            # One initialisation in thirty blows up.
+            return F.cross_entropy(output, target) * (1e4 if draws % 30 == 0 else 1)
+
+        return fitted(loss=loss, on_foreign=on_foreign, **options)
+
+    with pytest.raises(ValueError, match=r"look.? foreign: sample.*robust fit"):
+        run("refuse")
+    with pytest.warns(UserWarning, match="left out of the fit"):
+        model = run("leave_out")
+    assert model.variance < 1 and model.relative_std < QUICK["tol"]
+    with pytest.warns(UserWarning, match="left out of the fit"):
+        assert run("leave_out", max_iter=1).variance < 1
+    with pytest.raises(ValueError, match="on_foreign = 'drop': must be one of 'refuse', 'leave_out', 'keep'"):
+        run("drop")
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("callback", ["_sample", "_report"])
 def test_ctrl_c_while_a_failure_is_kept_is_still_one(monkeypatch, tmp_path, callback, capfd):
