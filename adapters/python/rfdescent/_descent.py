@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from . import sharded
 from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
 from ._groups import check_type
 from ._memory import Memory, check_not_capturing, is_half, is_later
-from ._tensors import DEVICES, FORMATS, check_parameter
+from ._observe import Observed, check_loss
+from ._tensors import DEVICES, check_parameter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["Descent"]
+
+T = TypeVar("T")
 
 
 class Descent(Memory):
@@ -57,6 +60,7 @@ class Descent(Memory):
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
+        self._observed = Observed()
         super().__init__(params, {**defaults, "learning_rate": None})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -97,12 +101,14 @@ class Descent(Memory):
             Evaluates the model, computes gradients, returns the loss.
         loss : Tensor of one element or float, optional
             The loss, when gradients have been computed already. A tensor on the device of the parameters is
-            read there, without waiting for it.
+            read there, without waiting for it. Without it what was observed counts (`observe`), then what
+            the closure returns.
 
         Returns
         -------
         Tensor or float
-            The loss.
+            What the closure returned, or the loss. None where the closure left the batch out: it returned
+            None and there is no gradient; the step is left out too.
 
         Raises
         ------
@@ -121,6 +127,7 @@ class Descent(Memory):
 
     def _checked_step(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         scaled = getattr(self, "found_inf", None) is not None
+        evaluated = None
         if closure is not None and not callable(closure):
             raise TypeError("the first argument of step is a closure: give the loss as step(loss=loss)")
         if closure is not None:
@@ -134,18 +141,94 @@ class Descent(Memory):
                 evaluated = closure()
             if evaluated is not None and loss is not None:
                 raise TypeError("the closure returned a loss and loss= gives one: leave one out")
-            if evaluated is not None:
-                loss = evaluated
         if loss is None:
-            call = "scaler.step(optimizer, loss=loss)" if scaled else "step(closure) or step(loss=loss)"
-            raise TypeError(f"{type(self).__name__}'s step size depends on the loss: call {call}")
+            loss = self._observed.sum(sharded.whole(getattr(self, "grad_scale", None)), scaled)
+        if loss is None:
+            loss = evaluated
+        if loss is None and closure is not None and all(p.grad is None for p in self._parameters()):
+            return None
+        missing = self._no_loss(closure is not None, scaled) if loss is None else ""
         with torch.no_grad():
-            self._step(loss)
-        return loss
+            self._step(loss, missing)
+        self._observed.drop()
+        return loss if evaluated is None else evaluated
+
+    def _no_loss(self, closure: bool, scaled: bool) -> str:
+        """What to say to a step without a loss, where the processes tell each other of errors."""
+        name = type(self).__name__
+        call = "scaler.step(optimizer, loss=loss)" if scaled else "step(loss=loss)"
+        if closure:
+            return (
+                f"the closure returned None, but {name}'s step size depends on the loss: end it with `return "
+                "loss`, or call optimizer.observe(loss) before backward"
+            )
+        if self._observed.any:
+            return (
+                f"{name}'s step size depends on the loss, but nothing observed has gone backward since the "
+                "last step or zero_grad() (replays of a CUDA graph do so unseen): observe the loss that "
+                f"backward is called on and don't call zero_grad() after it, or call {call}"
+            )
+        return (
+            f"{name}'s step size depends on the loss: say where it is, with optimizer.observe(loss) before "
+            f"loss.backward() or optimizer.observe(model) of a model that returns its loss, or call {call}"
+        )
+
+    def observe(self, x: T, *, scaler: Any = None) -> T:
+        """Tells the optimizer where the loss is, so that `step()` needs none: for trainers that hand it none.
+
+        Backward then tells the optimizer what it starts from: with gradient accumulation, weights and sums of
+        losses it is exactly what the gradients are the gradient of. `step` takes the sum since the last
+        step, ``step(loss=...)`` overrides it, `zero_grad` drops it. What does not go backward, as in an
+        evaluation, does not count, and no device is waited for.
+
+        Parameters
+        ----------
+        x : Tensor, Module or function
+            A loss, before its ``backward()``. Or what returns one each time it is called, or a tuple that
+            begins with it, or a dict or object with ``loss``: a criterion, a model of Hugging Face, a
+            ``training_step``. A copy of the module, also by pickle, is not observed.
+        scaler : torch.amp.GradScaler, optional
+            Needed where gradients are unscaled before the step, as for clipping.
+
+        Returns
+        -------
+        Tensor, Module or function
+            `x`; for a function another one that does the same, to be called in its place.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `x` is none of these, or says later, in training, what was returned in place of a loss.
+
+        Notes
+        -----
+        ``torch.autograd.grad`` of an observed loss counts like its ``backward()``: with gradient penalties
+        give ``step(loss=...)``. On several processes each observes its own loss; their mean counts.
+        """
+        if isinstance(x, Tensor):
+            self._observed.watch(x, scaler)
+            return x
+        if isinstance(x, torch.nn.Module):
+            self._observed.module(x, scaler)
+            return x
+        if isinstance(x, type) or not callable(x):
+            given = f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
+            raise TypeError(f"observe was given {given}; give a loss (a tensor), a module or a function")
+        return self._observed.function(x, scaler)  # type: ignore[return-value]
+
+    @torch._disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of every optimizer; drops what was observed since the last step."""
+        self._observed.drop()
+        super().zero_grad(set_to_none)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("_observed", Observed())
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
-    def _step(self, loss: Any) -> None:
+    def _step(self, loss: Any, missing: str) -> None:
         parameters = self._parameters()
         params = parameters
         if sharded.any_sharded(parameters):
@@ -163,6 +246,8 @@ class Descent(Memory):
             self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
         try:
             # Redistributed gradients are nobody else's: they must live until the library has read them.
+            if loss is None:
+                raise TypeError(missing)
             engine, scalars, grads = self._prepare(parameters, params, loss)
         except Exception as error:
             if self._reduction is not None:
@@ -333,14 +418,15 @@ def _one_device(names: dict[torch.device, str]) -> torch.device:
 def _loss(loss: Any) -> Tensor | float:
     loss = sharded.whole(loss)
     if isinstance(loss, Tensor):
-        if loss.numel() != 1:
-            raise ValueError(
-                f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number"
-            )
-        if loss.dtype not in FORMATS:
-            raise ValueError(f"the loss is {loss.dtype}; give float32, float64, float16 or bfloat16")
+        check_loss(loss)
         return loss.detach()
-    return float(loss)
+    try:
+        return float(loss)
+    except TypeError:
+        raise TypeError(
+            f"the loss is a {type(loss).__name__}; give one number, a tensor or a float: of a model's output "
+            "it is output.loss, or the first of a tuple"
+        ) from None
 
 
 def _where(value: Any, name: str, device: torch.device) -> Any:
