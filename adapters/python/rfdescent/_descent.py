@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import sharded
+from ._advice import Advice
 from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
 from ._groups import check_type
+from ._join import Joinable, wrappers
 from ._memory import Memory, check_not_capturing, is_half, is_later
 from ._observe import Observed, check_loss
 from ._tensors import DEVICES, check_parameter
@@ -26,12 +28,26 @@ __all__ = ["Descent"]
 
 T = TypeVar("T")
 
+# On a device reports are looked at after so many steps, of those that have finished.
+_UNSEEN = 8
+_DIFFERING = {
+    "rates": "the settings of the groups, such as lr, differ between the processes, which so take different "
+    "steps: set the same in all, also through schedulers",
+    "network": "the processes hold different parameters, but their losses and gradient norms are added up as "
+    "those of one network: wrap the model in DistributedDataParallel, or give process_group=None where each "
+    "process trains alone. ZeroRedundancyOptimizer gives each other parameters: use fully_shard instead",
+}
 
-class Descent(Memory):
+
+class Descent(Memory, Joinable):
     """Steps of the library. A subclass says by which method."""
 
     _step_supports_amp_scaling = True
     _reduction: sharded.Reduction | None = None
+    # Steps given to a device.
+    _queued = 0
+    # Whether gradients are set to 0 rather than None, where none tells earlier ones from those.
+    _zeros = False
     # What is no setting of a group, and why.
     _NOT_OF_GROUPS = dict.fromkeys(
         ("max_step_size", "master_weights", "stochastic_rounding", "process_group"),
@@ -60,7 +76,7 @@ class Descent(Memory):
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
-        self._observed = Observed()
+        self._observed, self._advice = Observed(), Advice()
         super().__init__(params, {**defaults, "learning_rate": None})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -127,7 +143,7 @@ class Descent(Memory):
 
     def _checked_step(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         scaled = getattr(self, "found_inf", None) is not None
-        evaluated = None
+        evaluated = earlier = None
         if closure is not None and not callable(closure):
             raise TypeError("the first argument of step is a closure: give the loss as step(loss=loss)")
         if closure is not None:
@@ -138,6 +154,7 @@ class Descent(Memory):
                     "loss=loss)"
                 )
             with torch.enable_grad():
+                earlier = self._some_gradient()
                 evaluated = closure()
             if evaluated is not None and loss is not None:
                 raise TypeError("the closure returned a loss and loss= gives one: leave one out")
@@ -145,6 +162,8 @@ class Descent(Memory):
             loss = self._observed.sum(sharded.whole(getattr(self, "grad_scale", None)), scaled)
         if loss is None:
             loss = evaluated
+            if evaluated is not None:
+                self._advise_of_gradients(earlier)
         if loss is None and closure is not None and all(p.grad is None for p in self._parameters()):
             return None
         missing = self._no_loss(closure is not None, scaled) if loss is None else ""
@@ -152,6 +171,18 @@ class Descent(Memory):
             self._step(loss, missing)
         self._observed.drop()
         return loss if evaluated is None else evaluated
+
+    def _some_gradient(self) -> tuple[Tensor, int] | None:
+        """A gradient, and how often it has been written to."""
+        grads = (param.grad for param in self._parameters())
+        grad = next((grad for grad in grads if grad is not None), None)
+        return None if grad is None else (grad, grad._version)
+
+    def _advise_of_gradients(self, earlier: tuple[Tensor, int] | None) -> None:
+        """After a closure, before which there was a gradient."""
+        now = self._some_gradient()
+        if earlier and now and not self._zeros and now[0] is earlier[0] and now[1] > earlier[1]:
+            self._advice.of_earlier_gradients()
 
     def _no_loss(self, closure: bool, scaled: bool) -> str:
         """What to say to a step without a loss, where the processes tell each other of errors."""
@@ -220,11 +251,13 @@ class Descent(Memory):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As of every optimizer; drops what was observed since the last step."""
         self._observed.drop()
+        self._zeros = self._zeros or not set_to_none
         super().zero_grad(set_to_none)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_observed", Observed())
+        self.__dict__.setdefault("_advice", Advice())
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
@@ -237,13 +270,9 @@ class Descent(Memory):
             self._retire()
             self._reduction = None
         if self._engine is None and self._reduction is None:
-
-            def prepare() -> tuple[list[TensorPlace], Any]:
-                settings, groups = self._options()
-                return self._places(params), (self._method_of_all(), settings[1:], groups)
-
-            whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
-            self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
+            self._reduction = self._reduce(parameters, params)
+        if self._reduction is not None:
+            self._tell_join(self._reduction)
         try:
             # Redistributed gradients are nobody else's: they must live until the library has read them.
             if loss is None:
@@ -263,11 +292,38 @@ class Descent(Memory):
             engine.versions = self._versions(parameters, params)
         if report is not None:
             self._take_report(report, engine)
+            self._advise(report, engine)
+            self._advise_of_processes()
+        else:
+            self._queued += 1
+            if self._queued % _UNSEEN == 0:
+                self._advise(engine.report(), engine)
+
+    def _reduce(self, parameters: list[Tensor], params: list[Tensor]) -> sharded.Reduction | None:
+        """Agrees with the other processes."""
+
+        def prepare() -> tuple[list[TensorPlace], Any]:
+            settings, groups = self._options()
+            return self._places(params), (self._method_of_all(), settings[1:], groups)
+
+        whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
+        reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
+        if reduction is not None:
+            self._wrappers = wrappers(parameters)
+        return reduction
 
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         """Where a step is known to be done."""
         for group, settings in zip(self.param_groups, engine.groups):
             group["learning_rate"] = report.learning_rate * settings.multiplier
+
+    def _advise(self, report: StepReport, engine: Engine) -> None:
+        """What a report gives reason to warn of."""
+        self._advice.of_skipped(report, engine.parameters)
+
+    def _advise_of_processes(self) -> None:
+        for topic in [] if self._reduction is None else self._reduction.differing():
+            self._advice.give(topic, _DIFFERING[topic])
 
     def _prepare(
         self, parameters: list[Tensor], params: list[Tensor], loss: Any
@@ -297,7 +353,9 @@ class Descent(Memory):
 
     def wait_report(self) -> StepReport:
         """Waits for the current stream of the device, then as `report`."""
-        return self._last_report(wait=True)
+        report = self._last_report(wait=True)
+        self._advise_of_processes()
+        return report
 
     def _last_report(self, wait: bool) -> StepReport:
         if self._engine is None:
@@ -397,7 +455,19 @@ class Descent(Memory):
             engine.set_state(state, params)
         self._engine = engine
         self._hide_state()
+        self._advise_at_start(engine)
         return engine
+
+    def _advise_at_start(self, engine: Engine) -> None:
+        """What the settings give reason to warn of."""
+        self._advice.of_rates(self.param_groups)
+
+    def _elements(self, engine: Engine) -> int:
+        """How many numbers are trained, each counted once."""
+        if self._reduction is not None:
+            return self._reduction.elements
+        counts = zip(engine.parameters, engine.table.counts)
+        return sum(count for param, count in counts if param.requires_grad)
 
 
 def _with_gradient(params: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:

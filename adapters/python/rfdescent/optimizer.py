@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent
+from ._engine import Engine, StepReport
 from ._groups import check_type, number
 from ._library import check, ffi, init, lib
 from ._method import Method
@@ -203,6 +204,15 @@ class RFD(Descent):
 
     def _has_velocity(self, group: dict[str, Any]) -> bool:
         return number(group, "momentum") > 0
+
+    def _advise_at_start(self, engine: Engine) -> None:
+        super()._advise_at_start(engine)
+        if (dims := self.covariance_model.dims) is not None:
+            self._advice.of_dims(dims, self._elements(engine))
+
+    def _advise(self, report: StepReport, engine: Engine) -> None:
+        super()._advise(report, engine)
+        self._advice.of_decay(report, max(group.weight_decay * group.multiplier for group in engine.groups))
 
     def _take(self, loaded: dict[str, Any]) -> None:
         for group in self.param_groups:

@@ -1,5 +1,5 @@
-"""Compiled models and Lightning. Its automatic optimization gives the last micro-batch's loss over their number:
-what was observed counts in its place.
+"""Compiled models and Lightning, whose automatic optimization gives the last micro-batch's loss over their
+number: what was observed counts in its place.
 """
 
 import math

@@ -220,9 +220,20 @@ def language_model(transformers):
     )
 
 
-def trained(transformers, folder, steps=STEPS, resume=None, **options):
-    """Losses and model after the trainer, which is told nothing."""
-    model = language_model(transformers)
+class OwnModel(torch.nn.Module):
+    """Does not take the number of tokens, so that the trainer divides its loss by the number of batches."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = torch.nn.Embedding(11, 11)
+
+    def forward(self, input_ids, labels):
+        return {"loss": cross_entropy(self.table(input_ids).flatten(0, 1), input_ids.roll(1, 1).flatten())}
+
+
+def trained(model, transformers, folder, steps=STEPS, resume=None, **options):
+    """Losses and trainer after training, of which the trainer is told nothing."""
     optimizer = AdaptiveRFD(model.named_parameters(), lr=0.5)
     losses = recorded(optimizer)
     optimizer.observe(model)
@@ -247,36 +258,51 @@ def trained(transformers, folder, steps=STEPS, resume=None, **options):
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
     )
     trainer.train(resume_from_checkpoint=resume)
-    return losses, model, trainer
+    return losses, trainer
+
+
+def whole(model):
+    """Losses and model after steps on the whole batch without the trainer."""
+    optimizer = AdaptiveRFD(model.parameters(), lr=0.5)
+    losses = []
+    rows = [Whole()[k] for k in range(len(Whole()))]
+    batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step(loss=loss)
+        losses.append(optimizer.report.loss)
+    return losses, model
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"max_grad_norm": 0.0}], ids=str)
 def test_hugging_face(tmp_path, options):
     transformers = pytest.importorskip("transformers")
-    losses, model, trainer = trained(transformers, tmp_path, eval_strategy="steps", eval_steps=1, **options)
+    model = language_model(transformers)
+    losses, trainer = trained(model, transformers, tmp_path, eval_strategy="steps", eval_steps=1, **options)
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     # The trainer's own mean over the accumulated batches, which it rounds to four digits or more.
     assert losses == pytest.approx(logged, abs=1e-4)
     assert losses[-1] < losses[0]
     if options.get("max_grad_norm") == 0.0:
-        own = language_model(transformers)
-        optimizer = AdaptiveRFD(own.parameters(), lr=0.5)
-        expected = []
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            rows = Whole().rows
-            loss = own(input_ids=rows, labels=rows).loss
-            loss.backward()
-            optimizer.step(loss=loss)
-            expected.append(optimizer.report.loss)
-        check(losses, model, (expected, own))
+        check(losses, model, whole(language_model(transformers)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_face_divides_by_the_number_of_batches(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = OwnModel()
+    losses, _ = trained(model, transformers, tmp_path, max_grad_norm=0.0)
+    check(losses, model, whole(OwnModel()))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_resumes(tmp_path):
     transformers = pytest.importorskip("transformers")
-    losses, model, _ = trained(transformers, tmp_path)
-    resumed, other, _ = trained(transformers, tmp_path, resume=str(tmp_path / "checkpoint-2"))
+    model, other = language_model(transformers), language_model(transformers)
+    losses, _ = trained(model, transformers, tmp_path)
+    resumed, _ = trained(other, transformers, tmp_path, resume=str(tmp_path / "checkpoint-2"))
     # Batches are drawn in another order within a step, which rounds sums in another way.
     check(resumed, other, (losses[2:], model))
