@@ -282,7 +282,10 @@ class Descent(Memory, Joinable):
             if self._reduction is not None:
                 self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
             raise
-        report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
+        if self._reduction is None:
+            report = engine.step(scalars)
+        else:
+            report = self._reduction.step(engine, scalars, self._of_all)
         # On a device it is not known yet whether the step is skipped.
         if report is None or report.outcome == "applied":
             # The library wrote behind autograd's back, which must know what it has saved for backward().

@@ -29,6 +29,8 @@ class Joinable:
 
     # Set by Join.
     _join_config: Any = None
+    # Whether means are over all processes when some are out of batches.
+    _of_all = True
     # Those of DistributedDataParallel that have its parameters.
     _wrappers: Sequence[Callable[[], Any]] = ()
     _reduction: Reduction | None
@@ -54,7 +56,8 @@ class Joinable:
 
     def join_hook(self, **options: Any) -> _Hook:
         """For `Join`, with the options given to it."""
-        return _Hook(self, bool(options.get("divide_by_initial_world_size", True)))
+        self._of_all = bool(options.get("divide_by_initial_world_size", True))
+        return _Hook(self)
 
     def _tell_join(self, reduction: Reduction) -> None:
         """Before a step of several processes."""
@@ -81,9 +84,8 @@ class Joinable:
 class _Hook:
     """What a process does that is out of batches."""
 
-    def __init__(self, optimizer: Any, by_initial: bool) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
-        self.by_initial = by_initial
 
     def main_hook(self) -> None:
         """Once for each step of the others."""

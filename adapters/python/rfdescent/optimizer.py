@@ -127,7 +127,8 @@ class RFD(Descent):
     _OWN = (*Descent._OWN, "covariance_model", "_mode")
     _NOT_OF_GROUPS = {
         **Descent._NOT_OF_GROUPS,
-        "covariance_model": "holds for all groups: give it to the optimizer",
+        "covariance_model": "holds for all groups: give it to the optimizer. ZeroRedundancyOptimizer, which "
+        "puts it there, can't be used with RFD: shard the model with fully_shard instead",
         "mode": "holds for all groups: give it to the optimizer",
         "batch_size": "holds for all groups: give it to RFD, or b_size_inv = 1/batch_size to each group",
         "length_scale": "the model has: give length_scale_factor, relative to it",

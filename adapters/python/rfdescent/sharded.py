@@ -187,8 +187,7 @@ def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
     if any(name.startswith("param_groups[") for name, *_ in held):
         raise RuntimeError(
             f"process {process} has other tensors than process 0, and without names none knows which are the "
-            "same: give model.named_parameters(). ZeroRedundancyOptimizer, which hands no names on, can't be "
-            "used: shard the model with fully_shard instead"
+            "same: give model.named_parameters()"
         )
 
 
@@ -197,8 +196,8 @@ def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
 # squares, by which those of another process show.
 _NORMS, _LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK = slice(0, 2), 2, 3, 4, 5, 6, 8
 _SUMS = 10
-# Words are below, so that sums of their squares are exact.
-_WORDS = 1 << 20
+# Words are below, so that sums of their squares are exact. A prime: the last bits of a sum of floats are 0.
+_WORDS = 1_048_573
 
 
 def _word(engine: Engine) -> Tensor:
@@ -225,9 +224,6 @@ class Reduction:
         Whether every process holds all tensors.
     whole : bool
         Whether in addition each takes its step from the norms of its own, without adding them up.
-    by_initial : bool
-        Whether a mean is over all processes when some are out of batches, rather than over those that are
-        not.
     """
 
     group: dist.ProcessGroup
@@ -235,7 +231,6 @@ class Reduction:
     elements: int
     same: bool
     whole: bool = False
-    by_initial: bool = True
     # What is added up, by the places below.
     _buffer: Tensor | None = None
     # Where the engine's norm lies, and a view of it.
@@ -303,8 +298,11 @@ class Reduction:
             same,
         )
 
-    def step(self, engine: Engine, scalars: Scalars) -> StepReport | None:
+    def step(self, engine: Engine, scalars: Scalars, of_all: bool = True) -> StepReport | None:
         """A step of all processes.
+
+        `of_all` says whether means are over all of them when some are out of batches, rather than over those
+        that are not.
 
         Raises
         ------
@@ -334,7 +332,7 @@ class Reduction:
         self._add_up(sums)
         if self.same:
             sums[_NORMS] /= sums[_PRESENT]
-        if not self.by_initial:
+        if not of_all:
             sums[_LOSS] *= dist.get_world_size(self.group) / sums[_PRESENT]
         if device.type == "cpu":
             _, _, loss, found_inf, *_ = sums.tolist()

@@ -161,8 +161,8 @@ def test_what_does_not_count_for_dims():
 def test_a_weight_decay_of_adamws_size(decay, warned):
     p = torch.nn.Parameter(torch.ones(58))
     optimizer = RFD([p], covariance_model=fitted(), weight_decay=decay)
-    p.grad = torch.full((58,), 0.0005)
-    texts = said(lambda: optimizer.step(loss=2.0), times=3)
+    p.grad = torch.full((58,), 0.01)
+    texts = said(lambda: optimizer.step(loss=2.7), times=3)
     rate = optimizer.report.learning_rate
     assert rate * 0.01 > 1e-3 > rate * 1e-5
     assert len(texts) == warned

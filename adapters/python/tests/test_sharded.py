@@ -2,16 +2,12 @@
 
 import copy
 import math
-import os
-import socket
-import sys
-import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
+from processes import check_equal_everywhere, spawn, with_gloo
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -65,17 +61,6 @@ def train(model, optimizer, steps, data=batch, first=0):
 
 def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def check_equal_everywhere(value):
-    """Bitwise: numbers and tensors alike."""
-    gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    for other in gathered:
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(other, gathered[0])
-        else:
-            assert repr(other) == repr(gathered[0])
 
 
 def published(params, **options):
@@ -525,53 +510,6 @@ def subgroup(_):
     assert optimizer.report.grad_norm == 2.0 * (number + 1)
 
 
-def run(rank, ranks, port, test, folder, errors):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1"
-    )
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", rank=rank, world_size=ranks)
-        for name in test:
-            print(f"rank {rank}: {name}", file=sys.stderr)
-            globals()[name](folder)
-            dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        errors.put(f"process {rank}:\n{traceback.format_exc()}")
-        raise
-
-
-def spawn(ranks, tests, folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Processes fork from one that has imported everything once.
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["test_sharded"])
-    errors = context.SimpleQueue()
-    processes = [
-        context.Process(target=run, args=(rank, ranks, port, tests, str(folder), errors), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        while any(process.is_alive() for process in processes):
-            for process in processes:
-                process.join(0.2)
-            if not errors.empty() or any(process.exitcode not in (None, 0) for process in processes):
-                break
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
-    if not errors.empty():
-        pytest.fail(errors.get())
-    assert [process.exitcode for process in processes] == [0] * ranks
-
-
 # Starting processes takes longer than a test: those of one number of processes share them.
 TESTS = {
     2: [
@@ -609,16 +547,14 @@ TESTS = {
 }
 
 
-@pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo"
-)
+@with_gloo
 @pytest.mark.parametrize("ranks", TESTS)
 def test_processes(ranks, tmp_path):
-    spawn(ranks, TESTS[ranks], tmp_path)
+    spawn(ranks, __name__, TESTS[ranks], tmp_path)
 
 
 def test_a_group_of_one(tmp_path):
-    spawn(1, ["alone"], tmp_path)
+    spawn(1, __name__, ["alone"], tmp_path)
 
 
 def alone(_):
