@@ -100,3 +100,13 @@ class Advice:
             "the closure added its gradients to earlier ones but returned the loss of its own, as with "
             "accumulate_grad_batches: call optimizer.observe(loss) before each backward",
         )
+
+    def of_copies(self, names: Sequence[str]) -> None:
+        """Gradients that do not lie in memory as their parameters."""
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        self.give(
+            "copies",
+            f"the gradient of tensor `{names[0]}`{more} lies in memory in another order than its parameter, "
+            "as expanded, transposed or channels_last: each step copies it, which costs its memory and about "
+            "the time of the step once more; make the parameter in that order, or the gradient contiguous",
+        )

@@ -274,9 +274,10 @@ class Descent(Memory, Joinable):
         if self._reduction is not None:
             self._tell_join(self._reduction)
         try:
-            # Redistributed gradients are nobody else's: they must live until the library has read them.
             if loss is None:
                 raise TypeError(missing)
+            # Redistributed and copied gradients are nobody else's: they must live until the library has read
+            # them.
             engine, scalars, grads = self._prepare(parameters, params, loss)
         except Exception as error:
             if self._reduction is not None:
@@ -340,7 +341,8 @@ class Descent(Memory, Joinable):
             grads = [
                 sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
             ]
-        engine.table.place_grads(params, grads)
+        if copied := engine.table.place_grads(params, grads):
+            self._advice.of_copies(copied)
         device = engine.device
         scalars = Scalars(
             _where(number, "loss", device),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._library import ffi, lib
 
-__all__ = ["FORMATS", "Table", "check_gradient", "check_parameter", "is_dense"]
+__all__ = ["FORMATS", "Table", "check_parameter", "is_dense"]
 
 FORMATS = {
     torch.float32: lib.RFD_DTYPE_F32,
@@ -63,8 +63,11 @@ def check_parameter(name: str, param: Tensor) -> None:
         )
 
 
-def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
-    """Raises ValueError for a gradient that can't be read element by element beside its parameter."""
+def readable_gradient(name: str, param: Tensor, grad: Tensor) -> Tensor:
+    """A gradient as it can be read element by element beside its parameter, a copy where it lies otherwise.
+
+    Raises ValueError where there are no such elements.
+    """
     if grad.layout is not torch.strided:
         raise ValueError(
             f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = "
@@ -82,16 +85,9 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
         )
     if grad.device != param.device:
         raise ValueError(f"tensor `{name}` is on {param.device} but its gradient on {grad.device}")
-    if grad.is_neg():
-        raise ValueError(
-            f"tensor `{name}`: its gradient is a lazily negated view; set param.grad = "
-            "param.grad.resolve_neg()"
-        )
-    if not _same_order(param, grad):
-        raise ValueError(
-            f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out "
-            "alike with param.grad = torch.empty_like(param).copy_(param.grad)"
-        )
+    if grad.is_neg() or not _same_order(param, grad):
+        return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+    return grad
 
 
 # The library's rfd_tensor as a row of an array.
@@ -154,8 +150,12 @@ class Table:
         """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
         return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)
 
-    def place_grads(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Notes where the gradients of this step lie; None for one that is missing."""
+    def place_grads(self, params: Sequence[Tensor], grads: list[Tensor | None]) -> list[str]:
+        """Notes where the gradients of this step lie; None for one that is missing.
+
+        Those that do not lie as their parameters are copied, in the list too, and named.
+        """
+        copied = []
         shapes, strides, counts, dtypes = self.shapes, self.strides, self.counts, self.grad_dtypes
         pointers = []
         for index, grad in enumerate(grads):
@@ -172,7 +172,10 @@ class Table:
                 # A lazily negated view of more elements has other strides, of complex numbers.
                 or (counts[index] == 1 and grad.is_neg())
             ):
-                check_gradient(self.names[index], params[index], grad)
+                given, grad = grad, readable_gradient(self.names[index], params[index], grad)
+                if grad is not given:
+                    grads[index] = grad
+                    copied.append(self.names[index])
                 if grad.dtype is not dtypes[index]:
                     dtypes[index] = grad.dtype
                     self._grads["dtype"][index] = FORMATS[grad.dtype]
@@ -180,6 +183,7 @@ class Table:
         if pointers != self.grad_pointers:
             self._grads["data"] = pointers
             self.grad_pointers = pointers
+        return copied
 
 
 def address(tensor: Tensor) -> Any:

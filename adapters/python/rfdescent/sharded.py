@@ -44,6 +44,7 @@ __all__ = [
     "local_gradient",
     "part",
     "processes",
+    "spread",
     "whole",
 ]
 
@@ -443,14 +444,17 @@ def as_sharded(values: Tensor, param: Tensor) -> Tensor:
     )
 
 
-def part(values: Tensor, param: Tensor) -> Tensor:
-    """The part of a buffer that this process holds: of a DTensor, or of a whole tensor."""
+def spread(values: Tensor, param: Tensor) -> Tensor:
+    """A buffer, whole or sharded in any way, sharded as its parameter."""
     if not is_sharded(param):
         return whole(values)
     if not is_sharded(values):
         from torch.distributed.tensor import distribute_tensor
 
-        values = distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
-    elif values.placements != param.placements:
-        values = values.redistribute(placements=param.placements)
-    return values.to_local()
+        return distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
+    return values.redistribute(placements=param.placements)
+
+
+def part(values: Tensor, param: Tensor) -> Tensor:
+    """What this process holds of a buffer: of a DTensor, or of a whole tensor."""
+    return local(spread(values, param))

@@ -1,7 +1,9 @@
 """Training on 2 and 4 processes over gloo on the CPU."""
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -131,8 +133,8 @@ def adaptive_skips(_):
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
     optimizer.step(loss=2.0)
     assert optimizer.report.outcome == "found_inf"
-    p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
-    error, text = (ValueError, "strides") if one else (RuntimeError, "process 1 failed.*strides")
+    p.grad = torch.ones(2, 3).to_sparse() if one else torch.ones(2, 3)
+    error, text = (ValueError, "sparse") if one else (RuntimeError, "process 1 failed.*sparse")
     with pytest.raises(error, match=text):
         optimizer.step(loss=2.0)
     assert torch.equal(p, before)
@@ -391,10 +393,37 @@ def whole_state_into_shards(_):
     fully_shard(model)
     optimizer = RFD(model.parameters(), covariance_model=COV)
     optimizer.load_state_dict(alone.state_dict())
+    # Before a step too.
+    for entry, p in zip(optimizer.state_dict()["state"].values(), model.parameters(), strict=True):
+        velocity = entry["velocity"]
+        assert isinstance(velocity, DTensor)
+        assert velocity.placements == p.placements
+    entries = zip(optimizer.state_dict()["state"].values(), alone.state_dict()["state"].values(), strict=True)
+    assert all(torch.equal(whole(a["velocity"]), b["velocity"]) for a, b in entries)
     train(single, alone, 2, first=2)
     train(model, optimizer, 2, of_rank, first=2)
     for p, q in zip(model.parameters(), single.parameters(), strict=True):
         assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4)
+
+
+def parameters_replaced(_):
+    """As accelerate does with FSDP2: the model is sharded after the optimizer was made, whose groups are then
+    given the new parameters in place of placeholders.
+    """
+    model = Network()
+    old = [weakref.ref(p) for p in model.parameters()]
+    options = {"lr": 0.1, "momentum": 0.5}
+    optimizer = RFD(model.parameters(), covariance_model=COV, **options)
+    # Its wrapper does so at once.
+    optimizer.load_state_dict(optimizer.state_dict())
+    group = optimizer.param_groups[0]
+    group["params"] = [torch.empty(1) for _ in group["params"]]
+    fully_shard(model)
+    group["params"] = list(model.parameters())
+    check(model, optimizer, 4, of_rank, **options)
+    assert all(isinstance(entry["velocity"], DTensor) for entry in optimizer.state_dict()["state"].values())
+    gc.collect()
+    assert all(p() is None for p in old)
 
 
 def refused(_):
@@ -457,8 +486,8 @@ def failures(_):
     # When the first engine is made, and with one.
     for applied in (1, 2):
         version = p._version
-        p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
-        refused("strides")
+        p.grad = torch.ones(2, 3).to_sparse() if one else torch.ones(2, 3)
+        refused("sparse")
         p.grad = torch.ones(2, 3)
         refused("shape", loss=torch.ones(2) if one else 2.0)
         if one:
@@ -525,6 +554,7 @@ TESTS = {
         "scaler",
         "checkpoint",
         "whole_state_into_shards",
+        "parameters_replaced",
         "refused",
         "failures",
         "groups_that_change",
