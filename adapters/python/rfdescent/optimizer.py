@@ -155,10 +155,7 @@ class RFD(Descent):
         process_group: ProcessGroup | Literal["auto"] | None = "auto",
     ) -> None:
         if not isinstance(covariance_model, IsotropicCovariance):
-            raise TypeError(
-                f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
-                "as SquaredExponential"
-            )
+            raise TypeError(_no_model(covariance_model))
         if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
         if batch_size is not None:
@@ -220,3 +217,17 @@ class RFD(Descent):
             # That of pyrfd's groups is its covariance.
             group.pop("cov", None)
         super()._take(loaded)
+
+
+def _no_model(given: Any) -> str:
+    """What to say to a covariance model that is none."""
+    if isinstance(given, type):
+        return f"covariance_model is the class {given.__name__}; give a fitted model: {given.__name__}(...)"
+    name = type(given).__name__
+    if type(given).__module__.partition(".")[0] == "pyrfd":
+        return (
+            f"covariance_model is pyrfd's {name}; make it one of rfdescent with the same numbers: "
+            f"rfdescent.{name}(mean=m.mean, variance=(m.var_reg.intercept, m.var_reg.slope), "
+            "gradient_var=(m.g_var_reg.intercept, m.g_var_reg.slope), dims=m.dims)"
+        )
+    return f"covariance_model is a {name}; give a model of rfdescent, such as SquaredExponential"
