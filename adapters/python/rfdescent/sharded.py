@@ -53,7 +53,8 @@ def any_sharded(values: Iterable[Any]) -> bool:
     """Whether there is a DTensor among these."""
     # None can exist before its module is imported, which takes a second.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    # Of the few types that there are: faster than one value after another.
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, values)))
 
 
 def is_sharded(value: Any) -> TypeIs[DTensor]:
