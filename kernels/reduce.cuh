@@ -10,6 +10,7 @@
 
 template <Kind KIND>
 struct NormScratch {
+    RowScratch<KIND> rows;
     // Two, so that a batch may begin while the one before is being joined.
     double warp_sums[2][RFD_BATCH][sums_of(KIND)][RFD_WARPS];
     uint32_t tensor[2][RFD_BATCH];
@@ -129,7 +130,7 @@ RFD_SHARED_CODE void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scr
         }
         const uint64_t left = tensor.len - row * tensor.row;
         const double elements = static_cast<double>(left < tensor.row ? left : tensor.row);
-        weigh_row(sums, variances, row, elements, __ldcg(variances.rows_before() + row), unscale, decay > 0.0);
+        weigh_row(sums, variances, row, elements, unscale, decay > 0.0);
         for (int n = 0; n < SUMS; ++n) {
             scratch.warp_sums[buffer][place][n][first] = sums[n];
         }
@@ -191,45 +192,75 @@ RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, c
     }
 }
 
-// Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what rescaling f64 asks for.
+// The sums of this warp over one chunk after the other of a batch; how many there are.
 template <class I>
-__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
+class PlainSums {
+public:
+    __device__ __forceinline__ PlainSums(const Launch& launch, NormScratch<I::KIND>&, uint64_t first)
+        : cursor_(launch, first)
+    {
+    }
+
+    __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
+                                        double scale, double unscale)
+    {
+        cursor_.advance(launch, chunk);
+        const int count = leaf_sums<I>(sums, launch, cursor_.tensor(), chunk, cursor_, scale, unscale);
+#pragma unroll
+        for (int n = 0; n < sums_of(I::KIND); ++n) {
+            if (n < count) {
+                sums[n] = warp_tree(sums[n]);
+            }
+        }
+        return count;
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
+
+private:
+    Cursor cursor_;
+};
+
+template <class I>
+class RowSums {
+public:
+    __device__ __forceinline__ RowSums(const Launch& launch, NormScratch<I::KIND>& scratch, uint64_t first)
+        : cursor_(launch, scratch.rows.own(), first, applied_steps(launch.step))
+    {
+    }
+
+    __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
+                                        double scale, double unscale)
+    {
+        cursor_.advance(launch, chunk);
+        const RowTensor& here = cursor_.here;
+        warp_rows<I>(sums, here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
+        sum_columns(here, chunk, applied_steps(launch.step));
+        return sums_of_tensor<I::KIND>(launch.step, here.tensor);
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
+
+private:
+    RowCursor<I::KIND> cursor_;
+};
+
+// Sums this block's chunks, in order.
+template <class I, template <class> class Sums>
+__device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     const uint32_t warp = threadIdx.x / 32;
     const double unscale = I::KIND == Kind::fitted ? 1.0 : 1.0 / grad_scale_of(launch.step);
-    [[maybe_unused]] const uint64_t applied = I::KIND == Kind::fitted ? 0 : applied_steps(launch.step);
     Batch batch{range.begin, 0, 0};
     for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
         const uint64_t left = range.end - batch.first;
         batch.count = left < RFD_BATCH ? static_cast<uint32_t>(left) : RFD_BATCH;
         // A new search for each batch: kept, the cursor would take registers while the sums are joined.
-        Cursor cursor(launch, batch.first);
+        Sums<I> of_chunk(launch, scratch, batch.first);
         for (uint32_t i = 0; i < batch.count; ++i) {
-            const uint64_t chunk = batch.first + i;
-            cursor.advance(launch, chunk);
-            const RfdTensor& tensor = cursor.tensor();
             double sums[sums_of(I::KIND)];
-            int count = 0;
-            if (has_rows<I::KIND>(launch.step)) {
-                if constexpr (I::KIND != Kind::fitted) {
-                    const Variances variances = variances_of<I::KIND>(launch, cursor.index(), applied);
-                    warp_rows<I>(sums, launch, tensor, variances, chunk, scale, unscale);
-                    count = sums_of_tensor<I::KIND>(launch.step, tensor);
-                    const Sample sample(launch.chunks_of(cursor.index()), applied);
-                    if (variances.columns > 0 && sample.has(chunk - tensor.first_chunk)) {
-                        sum_columns(variances, tensor, View<I>(tensor).grad, chunk, sample);
-                    }
-                }
-            } else {
-                count = leaf_sums<I>(sums, launch, tensor, chunk, cursor, scale, unscale);
-#pragma unroll
-                for (int n = 0; n < sums_of(I::KIND); ++n) {
-                    if (n < count) {
-                        sums[n] = warp_tree(sums[n]);
-                    }
-                }
-            }
+            const int count = of_chunk.next(sums, launch, batch.first + i, scale, unscale);
 #pragma unroll
             for (int n = 0; n < sums_of(I::KIND); ++n) {
                 if (n < count && threadIdx.x % 32 == 0) {
@@ -237,12 +268,25 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::K
                 }
             }
             if (threadIdx.x == 0) {
-                scratch.tensor[batch.buffer][i] = cursor.index();
+                scratch.tensor[batch.buffer][i] = of_chunk.index();
             }
         }
         __syncthreads();
         if (warp == 0) {
             finalize<I::KIND>(launch, scratch, batch, scale);
         }
+    }
+}
+
+// `scale` multiplies the gradients: 1, or what rescaling f64 asks for.
+template <class I>
+__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
+{
+    if constexpr (I::KIND == Kind::fitted) {
+        sum_chunks<I, PlainSums>(launch, scratch, scale);
+    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+        sum_chunks<I, RowSums>(launch, scratch, scale);
+    } else if constexpr (is_generic<I>()) {
+        sum_chunks<I, PlainSums>(launch, scratch, scale);
     }
 }

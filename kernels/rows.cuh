@@ -29,50 +29,22 @@ __device__ __forceinline__ Chunk chunk_of_rows(const RfdTensor& tensor, uint64_t
 // What this thread works on of a chunk of rows: a part of one row, a few neighbouring elements of each of its
 // lines.
 struct RowUnits {
-    uint64_t row;     // index in the tensor
     uint64_t begin;   // the row's first element
     uint32_t length;  // the row's elements; 0 without a row
     uint32_t offset;  // of this thread in a line
     uint32_t stride;  // elements of a line
     bool aligned;     // all addresses and rows are multiples of 16 bytes
 
-    // `addresses` are those that the pass uses, or-ed.
-    __device__ __forceinline__ RowUnits(const RfdTensor& tensor, uint64_t chunk, uint64_t addresses)
-    {
-        const uint32_t lanes = lanes_of(tensor.row);
-        row = (chunk - tensor.first_chunk) * (RFD_THREADS / lanes) + threadIdx.x / lanes;
-        begin = row * tensor.row;
-        const uint64_t left = row < tensor.rows ? tensor.len - begin : 0;
-        length = left < tensor.row ? static_cast<uint32_t>(left) : tensor.row;
-        offset = threadIdx.x % lanes * RFD_QUAD;
-        stride = lanes * RFD_QUAD;
-        aligned = addresses % 16 == 0 && tensor.row % 4 == 0;
-    }
-
-    __device__ __forceinline__ bool leads() const { return offset == 0 && length > 0; }
-
-    // At most RFD_ROWS, the same for all rows of a tensor.
-    static __device__ __forceinline__ int lines(const RfdTensor& tensor)
-    {
-        const uint32_t stride = lanes_of(tensor.row) * RFD_QUAD;
-        return static_cast<int>((tensor.row + stride - 1) / stride);
-    }
-
-    // Whether every thread has all elements of every line: the same for all threads.
-    static __device__ __forceinline__ bool are_full(const RfdTensor& tensor, uint64_t chunk, uint64_t addresses)
-    {
-        const uint32_t lanes = lanes_of(tensor.row);
-        return addresses % 16 == 0 && tensor.row % (lanes * RFD_QUAD) == 0 &&
-               (chunk - tensor.first_chunk + 1) * chunk_size(tensor.row) <= tensor.len;
-    }
-
     template <bool FULL>
     __device__ __forceinline__ Unit unit(int line) const
     {
         const uint32_t at = static_cast<uint32_t>(line) * stride + offset;
+        if (FULL) {
+            return {begin + at, RFD_QUAD, true};
+        }
         const int left = static_cast<int>(length) - static_cast<int>(at);
-        const int count = FULL || left > RFD_QUAD ? RFD_QUAD : left < 0 ? 0 : left;
-        return {begin + at, count, FULL || (aligned && count == RFD_QUAD)};
+        const int count = left > RFD_QUAD ? RFD_QUAD : left < 0 ? 0 : left;
+        return {begin + at, count, aligned && count == RFD_QUAD};
     }
 
     // The scales of the columns of a line's elements; 1 without columns.
@@ -100,6 +72,8 @@ struct Variances {
     double decay;
     double weight;  // of the rows' averages once they have seen the step
     double floor;   // what is added to each row's
+
+    Variances() = default;
 
     // Sides by `turn`.
     __device__ __forceinline__ Variances(const RfdTensor& tensor, bool turn)
@@ -155,16 +129,74 @@ private:
     __device__ __forceinline__ double* rows_at(uint64_t side) const { return columns_at(side) + columns; }
 };
 
-// Makes of the sums over one row what they are in the tensor's, and writes the row's new average. `moves`: by
-// a velocity; without one the gradient scale is in the sums still.
+// A tensor with all that passes over its rows ask for. Each warp has one, in shared memory: the registers go to
+// elements.
+struct RowTensor {
+    RfdTensor tensor;
+    Variances variances;
+    Factors<double> wide;   // of the update, as those below
+    Factors<float> single;
+    double coefficient;     // before rows weigh it and it is narrowed
+    uint64_t chunks;
+    uint32_t lanes;         // of a row
+    uint32_t lines;         // of a row: at most RFD_ROWS
+    bool moves;             // by a velocity
+
+    // This thread's part of a chunk; `addresses` are those that the pass uses, or-ed.
+    __device__ __forceinline__ RowUnits units(uint64_t chunk, uint64_t addresses) const
+    {
+        const uint64_t row = row_of(chunk), begin = row * tensor.row;
+        const uint64_t left = row < tensor.rows ? tensor.len - begin : 0;
+        return {begin, left < tensor.row ? static_cast<uint32_t>(left) : tensor.row,
+                threadIdx.x % lanes * RFD_QUAD, lanes * RFD_QUAD, addresses % 16 == 0 && tensor.row % 4 == 0};
+    }
+
+    // This thread's row of a chunk.
+    __device__ __forceinline__ uint64_t row_of(uint64_t chunk) const
+    {
+        return (chunk - tensor.first_chunk) * (RFD_THREADS / lanes) + threadIdx.x / lanes;
+    }
+
+    // Whether every thread has all elements of every line: the same for all threads.
+    __device__ __forceinline__ bool is_full(uint64_t chunk, uint64_t addresses) const
+    {
+        return addresses % 16 == 0 && tensor.row == lines * lanes * RFD_QUAD &&
+               (chunk - tensor.first_chunk + 1) * (RFD_THREADS / lanes) * tensor.row <= tensor.len;
+    }
+};
+
+// One for each warp, of kinds that may have rows.
+template <Kind KIND>
+struct RowScratch {
+    RowTensor of_warp[RFD_WARPS];
+
+    __device__ __forceinline__ RowTensor& own() { return of_warp[threadIdx.x / 32]; }
+};
+
+template <>
+struct RowScratch<Kind::fitted> {};
+
+// w of a row, from its variance after the step.
+RFD_SHARED_CODE inline double row_scale(const RowTensor& here, uint64_t row)
+{
+    return here.variances.scale(__ldcg(here.variances.rows_after() + row));
+}
+
+// The same once the row's squared gradient, its scale removed, is known: writes the variance.
+RFD_SHARED_CODE inline double next_row_scale(const Variances& variances, uint64_t row, double elements, double squares)
+{
+    const double average = variances.next(__ldcg(variances.rows_before() + row), squares / elements);
+    __stcg(variances.rows_after() + row, average);
+    return variances.scale(average);
+}
+
+// Makes of the sums over one row what they are in the tensor's. `moves`: by a velocity; without one the
+// gradient scale is in the sums still.
 template <int COUNT>
 __device__ __forceinline__ void weigh_row(double (&sums)[COUNT], const Variances& variances, uint64_t row,
-                                          double elements, double before, double unscale, bool moves)
+                                          double elements, double unscale, bool moves)
 {
-    const double squares = sums[RFD_SUM_SQUARES] * unscale * unscale;
-    const double average = variances.next(before, squares / elements);
-    const double w = variances.scale(average);
-    __stcg(variances.rows_after() + row, average);
+    const double w = next_row_scale(variances, row, elements, sums[RFD_SUM_SQUARES] * unscale * unscale);
     const double direction = sums[RFD_SUM_DIRECTION];
     sums[RFD_SUM_DIRECTION] = w * (moves ? direction : direction * unscale * unscale);
     if constexpr (COUNT > RFD_SUM_WEIGHTED) {
@@ -222,19 +254,25 @@ __device__ __forceinline__ double element_of(int format, uint64_t address, uint6
     }
 }
 
-// Squares of a sampled chunk, added from row to row by column. By all threads.
-__device__ __forceinline__ void sum_columns(const Variances& variances, const RfdTensor& tensor, int format,
-                                            uint64_t chunk, const Sample& sample)
+// Squares of a chunk, added from row to row by column, if it tells of columns in the step after so many. By
+// all threads.
+RFD_SHARED_CODE inline void sum_columns(const RowTensor& here, uint64_t chunk, uint64_t applied)
 {
-    const uint64_t index = chunk - tensor.first_chunk, first = index * chunk_size(tensor.row);
-    const uint64_t left = tensor.len - first;
-    const uint32_t count = left < chunk_size(tensor.row) ? static_cast<uint32_t>(left) : chunk_size(tensor.row);
-    double* sums = variances.column_sums(sample.place(index));
+    const RfdTensor& tensor = here.tensor;
+    const Sample sample(here.chunks, applied);
+    const uint64_t index = chunk - tensor.first_chunk;
+    if (here.variances.columns == 0 || !sample.has(index)) {
+        return;
+    }
+    const uint32_t size = RFD_THREADS / here.lanes * tensor.row;
+    const uint64_t first = index * size, left = tensor.len - first;
+    const uint32_t count = left < size ? static_cast<uint32_t>(left) : size;
+    double* sums = here.variances.column_sums(sample.place(index));
     for (uint32_t column = threadIdx.x; column < tensor.row; column += RFD_THREADS) {
         double sum = 0.0;
 #pragma unroll 4
         for (uint32_t at = column; at < count; at += tensor.row) {
-            const double g = element_of(format, tensor.grad, first + at);
+            const double g = element_of(grad_format(tensor), tensor.grad, first + at);
             sum += g * g;
         }
         __stcg(sums + column, sum);

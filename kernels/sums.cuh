@@ -18,13 +18,23 @@ struct Columns {
         }
     }
 
-    // The same with weights.
+    // The same with weights, and with their squares.
     template <class T>
-    __device__ __forceinline__ void add(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD], const double (&u)[RFD_QUAD])
+    __device__ __forceinline__ void add(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD], const float (&u)[RFD_QUAD])
     {
 #pragma unroll
         for (int c = 0; c < RFD_QUAD; ++c) {
-            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * u[c];
+            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * static_cast<double>(u[c]);
+        }
+    }
+    template <class T>
+    __device__ __forceinline__ void add_twice(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD],
+                                              const float (&u)[RFD_QUAD])
+    {
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            const double square = static_cast<double>(u[c]) * static_cast<double>(u[c]);
+            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * square;
         }
     }
 
@@ -91,31 +101,30 @@ __device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const R
 
 // This thread's sums over its part of a row. The direction is that of the update to come.
 template <class I, class T, bool FULL>
-__device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
-                                         const RowUnits& units, const float* scales, double scale, double decay,
-                                         double unscale)
+__device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RowTensor& here, const RowUnits& units,
+                                         double scale, double decay, double unscale)
 {
+    const RfdTensor& tensor = here.tensor;
     const View<I> view(tensor);
-    const int lines = RowUnits::lines(tensor);
-    const bool locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    const float* of_columns = here.variances.scales();
+    const int lines = static_cast<int>(here.lines);
+    const bool moves = has_velocity<I>(decay), locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    const T narrow_decay = narrowed<T>(decay), narrow_unscale = narrowed<T>(unscale);
     Columns squares, direction, parameter, product, weighted;
-    const auto add = [&](int line) {
+#pragma unroll 1
+    for (int line = 0; line < lines; ++line) {
         const Unit unit = units.unit<FULL>(line);
         T g[RFD_QUAD], d[RFD_QUAD], scaled[RFD_QUAD];
+        float u[RFD_QUAD];
         load<Reuse::later>(g, view.grad, tensor.grad, unit);
-        if (has_velocity<I>(decay)) {
+        if (moves) {
             load<Reuse::later>(d, view.state(), tensor.velocity, unit);
         }
-        float of_columns[RFD_QUAD];
-        units.scales<FULL>(of_columns, scales, line);
-        double u[RFD_QUAD];
+        units.scales<FULL>(u, of_columns, line);
 #pragma unroll
         for (int c = 0; c < RFD_QUAD; ++c) {
-            u[c] = of_columns[c];
             scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
-            d[c] = has_velocity<I>(decay)
-                       ? next_velocity(d[c], g[c], narrowed<T>(decay), narrowed<T>(unscale), view.state())
-                       : g[c];
+            d[c] = moves ? next_velocity(d[c], g[c], narrow_decay, narrow_unscale, view.state()) : g[c];
         }
         squares.add(scaled, scaled);
         direction.add(d, d, u);
@@ -125,24 +134,8 @@ __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const
                 load<Reuse::later>(p, view.param, view.weights, unit);
                 parameter.add(p, p);
                 product.add(p, d, u);
-#pragma unroll
-                for (int c = 0; c < RFD_QUAD; ++c) {
-                    u[c] *= u[c];
-                }
-                weighted.add(d, d, u);
+                weighted.add_twice(d, d, u);
             }
-        }
-    };
-    if constexpr (FULL) {
-        [[maybe_unused]] constexpr int AT_ONCE = I::SUMMED_AT_ONCE;
-#pragma unroll AT_ONCE
-        for (int line = 0; line < lines; ++line) {
-            add(line);
-        }
-    } else {
-#pragma unroll 1
-        for (int line = 0; line < lines; ++line) {
-            add(line);
         }
     }
     sums[RFD_SUM_SQUARES] = squares.leaf();
@@ -157,41 +150,37 @@ __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const
 // All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows that
 // several warps share they are not weighed yet.
 template <class I>
-__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const Launch& launch,
-                                          const RfdTensor& tensor, const Variances& variances, uint64_t chunk,
-                                          double scale, double unscale)
+__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const RowTensor& here, uint64_t chunk,
+                                          double scale, double decay, double unscale)
 {
-    const double decay = averaging_of<I::KIND>(launch.step);
-    const View<I> view(tensor);
+    const View<I> view(here.tensor);
     const bool moves = has_velocity<I>(decay);
-    const bool locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
-    const uint64_t addresses = tensor.grad | (moves ? tensor.velocity : 0) | (locks ? view.weights : 0);
-    const RowUnits units(tensor, chunk, addresses);
-    const uint32_t lanes = lanes_of(tensor.row);
-    const bool weighs = lanes <= 32 && units.leads();
-    const double before = weighs ? __ldcg(variances.rows_before() + units.row) : 0.0;
+    const bool locks = is_generic<I>() && here.tensor.flags & RFD_TENSOR_LOCK;
+    const uint64_t addresses = here.tensor.grad | (moves ? here.tensor.velocity : 0) | (locks ? view.weights : 0);
+    const RowUnits units = here.units(chunk, addresses);
     if (view.in_f64()) {
         if constexpr (is_generic<I>()) {
-            leaf_row<I, double, false>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+            leaf_row<I, double, false>(sums, here, units, scale, decay, unscale);
         }
-    } else if (!is_generic<I>() && RowUnits::are_full(tensor, chunk, addresses)) {
-        leaf_row<I, float, true>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+    } else if (!is_generic<I>() && here.is_full(chunk, addresses)) {
+        leaf_row<I, float, true>(sums, here, units, scale, decay, unscale);
     } else {
-        leaf_row<I, float, false>(sums, tensor, units, variances.scales(), scale, decay, unscale);
+        leaf_row<I, float, false>(sums, here, units, scale, decay, unscale);
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {
-        sums[n] = join_lanes(sums[n], lanes);
+        sums[n] = join_lanes(sums[n], here.lanes);
     }
-    if (lanes > 32) {
+    if (here.lanes > 32) {
         return;
     }
-    if (weighs) {
-        weigh_row(sums, variances, units.row, units.length, before, unscale, moves);
+    const bool leads = threadIdx.x % here.lanes == 0 && here.row_of(chunk) < here.tensor.rows;
+    if (leads) {
+        weigh_row(sums, here.variances, here.row_of(chunk), units.length, unscale, moves);
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {
-        sums[n] = join_rows(weighs ? sums[n] : 0.0, lanes);
+        sums[n] = join_rows(leads ? sums[n] : 0.0, here.lanes);
     }
 }
 

@@ -24,24 +24,29 @@ __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint
 
 // How the elements of one tensor change.
 template <class I>
+__device__ __forceinline__ Scalars change_of(const Launch& launch, const Decision& decision, uint32_t index)
+{
+    const RfdTensor& tensor = launch.tensors[index];
+    const double scale = scale_of<I::KIND>(launch, decision, index);
+    Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
+    if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
+        lock(scalars, launch.step, index, has_rows<I::KIND>(launch.step));
+    }
+    return scalars;
+}
+
+template <class I>
 struct Change {
     Factors<float> single;
     Factors<double> wide;  // of generic instances
-    double coefficient;    // before it is narrowed, and weighed by rows
     bool moves;            // by its velocity
 
     Change() = default;
     __device__ __forceinline__ Change(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
-        const RfdTensor& tensor = cursor.tensor();
-        const double scale = scale_of<I::KIND>(launch, decision, cursor.index());
-        Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
-        if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
-            lock(scalars, launch.step, cursor.index(), has_rows<I::KIND>(launch.step));
-        }
+        const Scalars scalars = change_of<I>(launch, decision, cursor.index());
         single = Factors<float>(scalars);
         wide = Factors<double>(scalars);
-        coefficient = scalars.coefficient;
         moves = has_velocity<I>(scalars.velocity_decay);
     }
 };
@@ -52,7 +57,7 @@ struct PlainUnits {
     Chunk chunk;
 
     template <int N>
-    static __device__ __forceinline__ int rows(const RfdTensor&)
+    __device__ __forceinline__ int rows() const
     {
         return RFD_CHUNK / (RFD_THREADS * N);
     }
@@ -73,12 +78,13 @@ struct WeighedUnits {
     static constexpr bool WEIGHED = true;
     RowUnits units;
     const float* of_columns;
+    int lines;
 
     template <int N>
-    static __device__ __forceinline__ int rows(const RfdTensor& tensor)
+    __device__ __forceinline__ int rows() const
     {
         static_assert(N == RFD_QUAD, "as in the sums");
-        return RowUnits::lines(tensor);
+        return lines;
     }
 
     template <int N, bool FULL>
@@ -101,7 +107,7 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
     constexpr int N = I::WIDTH, AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
     static_assert(!Units::WEIGHED || AT_ONCE == 1, "three rows may be full, too");
     const View<I> view(tensor);
-    const int rows = Units::template rows<N>(tensor);
+    const int rows = units.template rows<N>();
 #pragma unroll 1
     for (int first = 0; first < rows; first += AT_ONCE) {
         [[maybe_unused]] float u[RFD_QUAD];
@@ -145,44 +151,78 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
     }
 }
 
-// A chunk of rows: each has a coefficient of its own. Beside it, the columns of the tensor that are left to
-// this chunk.
+// What an update of a tensor's rows needs. By one thread.
 template <class I>
-__device__ __forceinline__ void update_rows(const Launch& launch, const Decision& decision, const Cursor& cursor,
-                                            const Change<I>& change, uint64_t index, uint64_t addresses,
+RFD_SHARED_CODE void change_rows(const Launch launch, const Decision& decision, RowTensor& here, uint32_t index)
+{
+    const Scalars scalars = change_of<I>(launch, decision, index);
+    here.single = Factors<float>(scalars);
+    here.wide = Factors<double>(scalars);
+    here.coefficient = scalars.coefficient;
+    here.moves = has_velocity<I>(scalars.velocity_decay);
+}
+
+// A chunk of rows: each has a coefficient of its own.
+template <class I>
+__device__ __forceinline__ void update_rows(const RowTensor& here, uint64_t chunk, uint64_t addresses,
                                             const Rounding& rounding)
 {
-    const RfdTensor& tensor = cursor.tensor();
-    const Variances variances = variances_of<I::KIND>(launch, cursor.index(), decision.applied);
-    const RowUnits units(tensor, index, addresses);
-    const WeighedUnits weighed{units, variances.scales()};
-    const double average = units.length > 0 ? __ldcg(variances.rows_after() + units.row) : 0.0;
-    const double coefficient = change.coefficient * variances.scale(average);
-    if (View<I>(tensor).in_f64()) {
+    const WeighedUnits units{here.units(chunk, addresses), here.variances.scales(), static_cast<int>(here.lines)};
+    const double w = units.units.length > 0 ? row_scale(here, here.row_of(chunk)) : 0.0;
+    const double coefficient = here.coefficient * w;
+    if (View<I>(here.tensor).in_f64()) {
         if constexpr (is_generic<I>()) {
-            Factors<double> by = change.wide;
+            Factors<double> by = here.wide;
             by.coefficient = narrowed<double>(coefficient);
-            update_chunk<I, double, false>(tensor, weighed, by, change.moves, rounding);
+            update_chunk<I, double, false>(here.tensor, units, by, here.moves, rounding);
         }
     } else {
-        Factors<float> by = change.single;
+        Factors<float> by = here.single;
         by.coefficient = narrowed<float>(coefficient);
-        if (!is_generic<I>() && RowUnits::are_full(tensor, index, addresses)) {
-            update_chunk<I, float, true>(tensor, weighed, by, change.moves, rounding);
+        if (!is_generic<I>() && here.is_full(chunk, addresses)) {
+            update_chunk<I, float, true>(here.tensor, units, by, here.moves, rounding);
         } else {
-            update_chunk<I, float, false>(tensor, weighed, by, change.moves, rounding);
+            update_chunk<I, float, false>(here.tensor, units, by, here.moves, rounding);
         }
     }
-    const uint64_t chunks = launch.chunks_of(cursor.index());
-    const uint64_t slices = (variances.columns + RFD_THREADS - 1) / RFD_THREADS;
-    for (uint64_t slice = index - tensor.first_chunk; slice < slices; slice += chunks) {
-        fold_columns<I::KIND>(launch, decision, cursor.index(), variances, slice);
+}
+
+// Updates this block's chunks of rows, and what columns are left to them.
+template <class I>
+__device__ __forceinline__ void update_all_rows(const Launch& launch, const Decision& decision, RowTensor& memory)
+{
+    const Range range = chunks_of_block(launch.step.chunks);
+    if (range.begin == range.end) {
+        return;
+    }
+    RowCursor<I::KIND> cursor(launch, memory, range.end - 1, decision.applied);
+    bool known = false;
+    for (uint64_t chunk = range.end; chunk > range.begin;) {
+        --chunk;
+        if (cursor.retreat(launch, chunk) || !known) {
+            if (threadIdx.x % 32 == 0) {
+                change_rows<I>(launch, decision, memory, cursor.index());
+            }
+            __syncwarp();
+            known = true;
+        }
+        const RfdTensor& tensor = memory.tensor;
+        const View<I> view(tensor);
+        const uint64_t master = view.has_master ? tensor.param : 0;
+        const uint64_t velocity = I::VELOCITY && memory.moves ? tensor.velocity : 0;
+        const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
+                                launch.step.seed, tensor.offset};
+        update_rows<I>(memory, chunk, view.weights | tensor.grad | master | velocity, rounding);
+        const uint64_t slices = (memory.variances.columns + RFD_THREADS - 1) / RFD_THREADS;
+        for (uint64_t slice = chunk - tensor.first_chunk; slice < slices; slice += memory.chunks) {
+            fold_columns<I::KIND>(launch, decision, cursor.index(), memory.variances, slice);
+        }
     }
 }
 
 // Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
 template <class I>
-__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision)
+__device__ __forceinline__ void update_plain(const Launch& launch, const Decision& decision)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.end - 1);
@@ -198,29 +238,33 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
         const uint64_t velocity = I::VELOCITY && change.moves ? tensor.velocity : 0;
-        const uint64_t addresses = view.weights | tensor.grad | master | velocity;
+        const PlainUnits units{cursor.chunk(index, view.weights | tensor.grad | master | velocity)};
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
-        if (has_rows<I::KIND>(launch.step)) {
-            if constexpr (I::KIND != Kind::fitted) {
-                update_rows<I>(launch, decision, cursor, change, index, addresses, rounding);
-            }
-            continue;
-        }
-        if constexpr (I::KIND != Kind::averaged) {
-            const PlainUnits units{cursor.chunk(index, addresses)};
-            if constexpr (is_generic<I>()) {
-                if (view.in_f64()) {
-                    update_chunk<I, double, false>(tensor, units, change.wide, change.moves, rounding);
-                } else {
-                    update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
-                }
-            } else if (is_full(units.chunk)) {
-                update_chunk<I, float, true>(tensor, units, change.single, change.moves, rounding);
+        if constexpr (is_generic<I>()) {
+            if (view.in_f64()) {
+                update_chunk<I, double, false>(tensor, units, change.wide, change.moves, rounding);
             } else {
                 update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
             }
+        } else if (is_full(units.chunk)) {
+            update_chunk<I, float, true>(tensor, units, change.single, change.moves, rounding);
+        } else {
+            update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
         }
+    }
+}
+
+template <class I>
+__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision,
+                                            [[maybe_unused]] RowScratch<I::KIND>& rows)
+{
+    if constexpr (I::KIND == Kind::fitted) {
+        update_plain<I>(launch, decision);
+    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+        update_all_rows<I>(launch, decision, rows.own());
+    } else if constexpr (is_generic<I>()) {
+        update_plain<I>(launch, decision);
     }
 }
 

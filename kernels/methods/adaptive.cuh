@@ -137,9 +137,11 @@ struct Adaptive {
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
             const RfdTensor& tensor = launch.tensors[k];
             const double squares = launch.chunks_of(k) > 0 ? __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) : 0.0;
-            const double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
+            double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
+            // Sizes that are not finite would never do.
+            size = size > adaptive.smallest_size && is_finite(size) ? size : adaptive.smallest_size;
             reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length =
-                tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * fmax(size, adaptive.smallest_size))
+                tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * size)
                                                  : adaptive.vector_length;
         }
     }

@@ -3,7 +3,6 @@
 //! whose rule was another one, are refused. `tests/data/states/README.md` says what they are.
 
 mod common;
-#[path = "../../../tests/states/mod.rs"]
 mod states;
 
 use std::path::PathBuf;

@@ -94,18 +94,17 @@ pub struct rfd_tensor_spec {
 
 versioned!(rfd_tensor_spec {} then row);
 
-/// Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+/// Where a parameter lies in one step. Contiguous, aligned to its elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_tensor {
     /// sizeof(rfd_tensor).
     pub size: usize,
-    /// Its first element, on the host or on the device. A gradient that is null is missing: the parameter
-    /// stays as it is and counts in no norm. A parameter may be null when it has no elements.
+    /// Its first element, on the host or on the device. May be null when it has no elements.
     pub data: *mut c_void,
     /// Number of elements.
     pub count: u64,
-    /// One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+    /// One of RFD_DTYPE_*.
     pub dtype: u32,
     /// One of RFD_DEVICE_*; the optimizer's.
     pub device_kind: u32,
@@ -114,6 +113,27 @@ pub struct rfd_tensor {
 }
 
 versioned!(rfd_tensor {});
+
+/// Where a gradient lies in one step: as rfd_tensor, but it is only read.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_gradient {
+    /// sizeof(rfd_gradient).
+    pub size: usize,
+    /// Its first element, on the host or on the device. One that is null is missing: the parameter stays as
+    /// it is and counts in no norm.
+    pub data: *const c_void,
+    /// Number of elements: the parameter's.
+    pub count: u64,
+    /// One of RFD_DTYPE_*. May differ from the parameter's.
+    pub dtype: u32,
+    /// One of RFD_DEVICE_*; the optimizer's.
+    pub device_kind: u32,
+    /// Number of the device among those of its kind; 0 for the CPU.
+    pub device_index: u32,
+}
+
+versioned!(rfd_gradient {});
 
 /// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
 /// size.
@@ -270,6 +290,11 @@ pub(super) fn dtype(value: u32) -> Result<DType> {
     code("dtype", value, &formats, "must be one of RFD_DTYPE_*")
 }
 
+/// The largest step size, where there is one.
+pub(super) fn cap(max_step_size: f64) -> Option<f64> {
+    (max_step_size != f64::INFINITY).then_some(max_step_size)
+}
+
 /// An error for flags that this release does not know.
 fn flags(name: &str, value: u32, known: u32) -> Result<()> {
     if value & !known == 0 { Ok(()) } else { Err(Failure::invalid(name, value, "has unknown bits")) }
@@ -302,7 +327,7 @@ impl rfd_optimizer_options {
         let stochastic = self.flags & RFD_OPTIMIZER_STOCHASTIC_ROUNDING != 0;
         Ok(Options {
             multiplier: self.multiplier,
-            max_step_size: (self.max_step_size != f64::INFINITY).then_some(self.max_step_size),
+            max_step_size: cap(self.max_step_size),
             stochastic_rounding: stochastic.then_some(self.seed),
             master_weights: self.flags & RFD_OPTIMIZER_MASTER_WEIGHTS != 0,
             groups,

@@ -61,7 +61,8 @@ int main(int argc, char **argv) {
         char bytes[8 * 70000];
     } param[TENSORS], grad[TENSORS];
     rfd_tensor_spec specs[TENSORS];
-    rfd_tensor params[TENSORS], grads[TENSORS];
+    rfd_tensor params[TENSORS];
+    rfd_gradient grads[TENSORS];
     for (int k = 0; k < TENSORS; k++) {
         specs[k] = (rfd_tensor_spec){.size = sizeof *specs,
                                      .name = names[k],
@@ -72,8 +73,7 @@ int main(int argc, char **argv) {
                                      .offset = (uint64_t)k,
                                      .row = k == 0 ? 100 : 0};
         params[k] = (rfd_tensor){.size = sizeof *params, .data = &param[k], .count = counts[k], .dtype = dtypes[k]};
-        grads[k] = params[k];
-        grads[k].data = &grad[k];
+        grads[k] = (rfd_gradient){.size = sizeof *grads, .data = &grad[k], .count = counts[k], .dtype = dtypes[k]};
         fill(&param[k], counts[k], dtypes[k]);
     }
     rfd_optimizer *optimizer = NULL;

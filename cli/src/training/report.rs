@@ -131,7 +131,7 @@ impl Printer {
     pub fn fit(&self, fit: &FittedModel) {
         self.line(format!(
             "Auto-fit of the {} covariance: {} mini-batches, {} images ({:.2} epochs of data), {:.1} s",
-            fit.covariance, fit.batches, fit.samples, fit.epochs_of_samples, fit.seconds
+            fit.covariance, fit.batches, fit.examples, fit.epochs_of_examples, fit.seconds
         ));
         self.line(format!(
             "  mean {}  variance {:.3e}  noise variance {:.3e}  relative deviation {:.2}",
@@ -150,7 +150,7 @@ impl Printer {
         let time = fit.halving_seconds.map_or(String::new(), |seconds| format!(", about {seconds:.0} s"));
         self.line(format!(
             "  half the relative deviation would take {} more images{time}",
-            fit.halving_samples
+            fit.halving_examples
         ));
         if !fit.tensors.is_empty() {
             self.line(format!(
@@ -243,7 +243,7 @@ impl Printer {
         let untuned = if fits.is_empty() {
             "Nothing was tuned for the adaptive method, nor fitted.".into()
         } else {
-            let cost = fits.iter().map(|fit| fit.epochs_of_samples).sum::<f64>() / fits.len() as f64;
+            let cost = fits.iter().map(|fit| fit.epochs_of_examples).sum::<f64>() / fits.len() as f64;
             format!(
                 "Nothing was tuned for the fitted method; its auto-fit looked at {cost:.2} epochs worth of images."
             )

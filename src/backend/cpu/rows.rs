@@ -294,3 +294,110 @@ impl RowChunk<'_> {
 
 /// Rows of a chunk, at most.
 const CHUNK_ROWS: usize = crate::numeric::LEAVES;
+
+#[cfg(test)]
+mod tests {
+    use super::super::sum::naive;
+    use super::*;
+
+    const RULE: RowVariance = RowVariance { decay: 0.98, weight: 0.3, floor: 1e-3 };
+    const COLUMN_RULE: ColumnVariance = ColumnVariance { decay: 0.98, mean: 0.4, floor: 0.012 };
+
+    /// Numbers of different sizes, in no order.
+    fn numbers(seed: u64, len: usize) -> Vec<f32> {
+        naive::spread(seed, len).iter().enumerate().map(|(i, x)| x.powf(0.1) * [1.0, -1.0][i % 2]).collect()
+    }
+
+    fn squares_of(seed: u64, len: usize) -> Vec<f64> {
+        numbers(seed, len).iter().map(|&x| f64::from(x) * f64::from(x)).collect()
+    }
+
+    /// What the first pass finds, by the documented order with indices only: matrices of one and of many chunks,
+    /// of which some tell of columns; a last row that is shorter; rows that one lane sums, and all lanes.
+    #[test]
+    fn sums_of_rows_follow_the_documented_order() {
+        for (rows, elements) in [
+            (Rows::of_matrix(3), 30),
+            (Rows::of_matrix(64), 64 * 700),
+            (Rows::of_matrix(100), 4_250),
+            (Rows::of_matrix(257), 257 * 300),
+            (Rows::of_matrix(4000), 4000 * 18),
+            (Rows::of_matrix(9000), 18_000),
+            (Rows::of_vector(5000), 5000),
+        ] {
+            for (decay, applied_steps) in [(0.9, 0), (0.9, 2), (0.0, 1)] {
+                compare(rows, elements, decay, applied_steps);
+            }
+        }
+    }
+
+    fn compare(rows: Rows, elements: usize, decay: f64, applied_steps: u64) {
+        let (len, unscale) = (rows.len, 0.3);
+        let grad = numbers(1, elements);
+        let velocity = Velocity::F32(numbers(2, elements));
+        let averages = squares_of(3, rows.count(elements));
+        let column_averages = squares_of(4, rows.columns);
+        let column_scales: Vec<f32> = column_averages.iter().map(|&x| COLUMN_RULE.scale(x)).collect();
+        let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
+        let moving = Moving {
+            dtype: DType::F32,
+            velocity: Some(&velocity),
+            decay,
+            variances,
+            column_averages: &column_averages,
+            column_rule: COLUMN_RULE,
+        };
+        let found = row_norms(&[grad[..].into()], &[moving], unscale, applied_steps);
+
+        let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
+        let square = |i: usize| f64::from(grad[i]) * f64::from(grad[i]);
+        let Velocity::F32(velocity) = &velocity else { unreachable!() };
+        let weighted = |i: usize| {
+            let d = if decay > 0.0 { velocity[i] * decay as f32 - grad[i] * unscale as f32 } else { grad[i] };
+            let product = f64::from(d) * f64::from(d);
+            if rows.columns > 0 { product * f64::from(column_scales[i % len]) } else { product }
+        };
+        let place = |row: usize| row * len..elements.min((row + 1) * len);
+        let row_sum =
+            |row: usize, of: &dyn Fn(usize) -> f64| naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>());
+        let count = elements.div_ceil(len);
+        let squares: Vec<f64> = (0..count).map(|row| row_sum(row, &square)).collect();
+        let next: Vec<f64> = (0..count)
+            .map(|row| {
+                let mean = squares[row] * unscale * unscale / place(row).len() as f64;
+                0.98 * averages[row] + (1.0 - 0.98) * mean
+            })
+            .collect();
+        let directions: Vec<f64> = (0..count)
+            .map(|row| {
+                let w = 1.0 / (next[row] / 0.3 + 1e-3).sqrt();
+                let weighted = row_sum(row, &weighted);
+                w * if decay > 0.0 { weighted } else { weighted * unscale * unscale }
+            })
+            .collect();
+        let per_chunk = 256 / lanes;
+        let chunks =
+            |list: &[f64]| list.chunks(per_chunk).map(|rows| naive::rows(lanes, rows)).collect::<Vec<_>>();
+        let of_chunks = chunks(&squares);
+        assert_eq!(found.squares.squares, [naive::tensor(&of_chunks)]);
+        assert_eq!(found.directions, [naive::tensor(&chunks(&directions))]);
+
+        let stride = of_chunks.len().div_ceil(16);
+        let (mut columns, mut sampled, mut seen) = (vec![0.0; rows.columns], 0.0, 0);
+        for chunk in (0..of_chunks.len()).filter(|chunk| chunk % stride == applied_steps as usize % stride) {
+            let place = chunk * per_chunk * len..elements.min((chunk + 1) * per_chunk * len);
+            for (column, sum) in columns.iter_mut().enumerate() {
+                let own = place.clone().skip(column).step_by(len);
+                *sum += own.map(square).fold(0.0, |sum, term| sum + term);
+            }
+            sampled += of_chunks[chunk];
+            seen += place.len();
+        }
+        let height = (seen / len) as f64;
+        let columns: Vec<f64> = (column_averages.iter().zip(columns))
+            .map(|(before, sum)| 0.98 * before + (1.0 - 0.98) * (sum * unscale * unscale / height))
+            .collect();
+        let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
+        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![(columns, next)]));
+    }
+}

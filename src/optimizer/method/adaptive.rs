@@ -240,10 +240,10 @@ impl Descent for Adaptive {
     fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
         let (shared, mut tensors) = history.read::<RfdHistory, RfdTensorHistory>();
         for ((tensor, spec), mean_square) in tensors.iter_mut().zip(specs).zip(mean_squares) {
-            tensor.length = match spec.is_matrix() {
-                true => (LENGTH_SHARE * mean_square.sqrt().max(SMALLEST_SIZE)).sqrt(),
-                false => VECTOR_LENGTH,
-            };
+            // Sizes that are not finite would never do.
+            let size = mean_square.sqrt();
+            let size = if size > SMALLEST_SIZE && size < f64::INFINITY { size } else { SMALLEST_SIZE };
+            tensor.length = if spec.is_matrix() { (LENGTH_SHARE * size).sqrt() } else { VECTOR_LENGTH };
         }
         *history = History::new(&shared, &tensors);
     }

@@ -54,6 +54,9 @@ pub(super) struct Entry {
     pub dtype: DType,
     pub velocity: bool,
     pub master: bool,
+    /// Elements of a row and number of columns; only of a method that has rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<[usize; 2]>,
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     pub history: Named,
 }
@@ -85,6 +88,12 @@ fn named(names: &[&str], numbers: &[f64]) -> Named {
     names.iter().zip(numbers).map(|(&name, &number)| (name.into(), number.into())).collect()
 }
 
+/// Elements of a row and number of columns of a tensor, where the method has rows.
+fn rows_of(core: &Core, tensor: usize) -> Option<[usize; 2]> {
+    let rows = core.rows()[tensor];
+    core.method().descent().has_rows().then_some([rows.len, rows.columns])
+}
+
 /// The settings of a method that belong to what it remembers.
 fn settings(core: &Core) -> Named {
     let settings = core.method().descent().lasting_settings();
@@ -109,12 +118,11 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
     let specs = core.specs();
     let names = core.method().descent().names();
     let mut views = Vec::new();
-    for (spec, buffers) in specs.iter().zip(&state.tensors) {
-        let len = spec.len()?;
+    for ((spec, buffers), (&len, rows)) in (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.rows())) {
         let stored = [
             ("velocity", &buffers.velocity, velocity_format(spec.dtype), len),
             ("master", &buffers.master, Dtype::F32, len),
-            ("variances", &buffers.variances, Dtype::F64, spec.rows().averages(len)),
+            ("variances", &buffers.variances, Dtype::F64, rows.averages(len)),
         ];
         for (kind, bytes, dtype, len) in stored {
             if let Some(bytes) = bytes {
@@ -131,6 +139,7 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
             dtype: spec.dtype,
             velocity: buffers.velocity.is_some(),
             master: buffers.master.is_some(),
+            rows: rows_of(core, index),
             history: named(names.tensor, &state.history.tensors[index * names.tensor.len()..]),
         })
         .collect();
@@ -180,13 +189,13 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
             stored.len()
         )));
     }
-    let tensors = (specs.iter().zip(&entries))
-        .map(|(spec, entry)| {
-            let len = spec.len()?;
+    let tensors = (specs.iter().zip(&entries).enumerate())
+        .map(|(tensor, (spec, entry))| {
+            let (len, rows) = (core.lens()[tensor], core.rows()[tensor]);
             let values = |kind: &str, present: bool, dtype, len| {
                 present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, len)).transpose()
             };
-            let variances = values("variances", has_rows, Dtype::F64, spec.rows().averages(len))?;
+            let variances = values("variances", has_rows, Dtype::F64, rows.averages(len))?;
             check_variances(variances, &spec.name)?;
             Ok(Buffers {
                 velocity: values(velocity, entry.velocity, velocity_format(spec.dtype), len)?,
@@ -301,6 +310,19 @@ fn compare(saved: &Entry, core: &Core, tensor: usize) -> Result<()> {
         return Err(Error::State(format!(
             "tensor `{name}` is {:?} {} in the state but {:?} {} in the optimizer; make the optimizer for the same tensors",
             saved.shape, saved.dtype, spec.shape, spec.dtype
+        )));
+    }
+    let own = rows_of(core, tensor);
+    if saved.rows != own {
+        let text = |rows: Option<[usize; 2]>| match rows {
+            None => "no rows".into(),
+            Some([len, 0]) => format!("rows of {len} elements without columns"),
+            Some([len, _]) => format!("rows of {len} elements"),
+        };
+        return Err(Error::State(format!(
+            "tensor `{name}` has {} in the state but {} in the optimizer; describe its rows as they were",
+            text(saved.rows),
+            text(own)
         )));
     }
     if saved.master && !core.options().master_weights {

@@ -68,6 +68,6 @@ fn read(format: &str, metadata: &HashMap<String, String>) -> Result<Header> {
 impl From<OldEntry> for Entry {
     fn from(old: OldEntry) -> Self {
         let OldEntry { name, shape, dtype, momentum, master } = old;
-        Self { name, shape, dtype, velocity: momentum, master, history: Named::new() }
+        Self { name, shape, dtype, velocity: momentum, master, rows: None, history: Named::new() }
     }
 }
