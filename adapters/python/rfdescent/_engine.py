@@ -210,9 +210,7 @@ def fresh_history(method: Method | None, param: Tensor) -> _state.History | None
 
 
 @functools.cache
-def _fresh_history(
-    method: Method, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> _state.History | None:
+def _fresh_history(method: Method, shape: tuple[int, ...], stride: tuple[int, ...]) -> _state.History | None:
     settings = Settings(method, float("inf"), False, None, 1.0)
     group = GroupSettings(1.0, 0.0, 1.0, False)
     place = TensorPlace("any", 0)

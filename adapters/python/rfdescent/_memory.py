@@ -113,8 +113,16 @@ class Memory(Groups):
         fresh = fresh_history(self._METHOD.example(), torch.empty((), device="meta"))
         if fresh is None:
             return None
-        kept = (kept_numbers(entry, SHARED) for entry in self.state.values())
-        return next(filter(None, kept), fresh.shared)
+        kept = next(
+            filter(None, (kept_numbers(entry, SHARED) for entry in self.state.values())), fresh.shared
+        )
+        if kept.keys() != fresh.shared.keys():
+            # Of an optimizer that an earlier release has pickled.
+            raise ValueError(
+                f"the optimizer's history has the numbers {', '.join(kept)}, not {', '.join(fresh.shared)}: go on "
+                "with the release that saved it, or begin anew"
+            )
+        return kept
 
     def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
         """What self.state holds, as the library takes it; None when there is nothing."""
