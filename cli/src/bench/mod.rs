@@ -127,8 +127,7 @@ impl Case {
         values(self.total, 1)
     }
 
-    /// Of absolute values between 1/4 and 3/4: their variances differ by less than the bounds that the
-    /// adaptive method sets to its length scales.
+    /// Of absolute values between 1/4 and 3/4.
     fn grads<E: Element>(&self) -> Result<Vec<E>, CliError> {
         let mut grads = values::<E>(self.total, 2)?;
         grads.par_iter_mut().for_each(|g| {
@@ -149,18 +148,23 @@ impl Case {
         report: &StepReport,
     ) -> Result<f64, CliError> {
         applied(report)?;
-        let squares: Vec<f64> = (cut(grads, &self.lengths).into_par_iter())
+        // What has a rate of its own.
+        let lengths = match method.model() {
+            Some(_) => self.lengths.clone(),
+            None => self.lengths.iter().flat_map(|&len| rows(len)).collect(),
+        };
+        let squares: Vec<f64> = (cut(grads, &lengths).into_par_iter())
             .map(|grads| grads.par_iter().map(|g| g.to_f64().powi(2)).sum())
             .collect();
         let rates = match method.model() {
             Some(model) => vec![fitted_rate(model, squares.iter().sum::<f64>(), report)?; squares.len()],
-            None => self.adaptive_rates(&squares, report)?,
+            None => adaptive_rates(&squares, &lengths, report)?,
         };
-        let starts = self.lengths.iter().scan(0, |end, len| {
+        let starts = lengths.iter().scan(0, |end, len| {
             *end += len;
             Some(*end - len)
         });
-        let cut = |list| cut::<E>(list, &self.lengths);
+        let cut = |list| cut::<E>(list, &lengths);
         let tensors = rates.into_iter().zip(starts).zip(cut(before)).zip(cut(grads)).zip(cut(after));
         let tensors: Vec<_> = tensors.collect();
         tensors
@@ -171,19 +175,29 @@ impl Case {
             .try_reduce(|| 0.0, |a, b| Ok(f64::max(a, b)))
             .map_err(|(index, error)| wrong(format!("parameter {index} is off by {error:e}")))
     }
+}
 
-    /// What the gradient of each tensor is multiplied with in a first step of the adaptive method, from the
-    /// report's learning rate, whose norm is checked.
-    fn adaptive_rates(&self, squares: &[f64], report: &StepReport) -> Result<Vec<f64>, CliError> {
-        let mean = squares.iter().sum::<f64>() / self.total as f64;
-        let scales: Vec<f64> = (squares.iter().zip(&self.lengths))
-            .map(|(square, &len)| (mean * len as f64 / square).sqrt())
-            .collect();
-        let norm = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>().sqrt();
-        let step_size = report.learning_rate * norm;
-        compare_step_sizes(report, step_size)?;
-        Ok(scales.iter().map(|scale| report.learning_rate * scale).collect())
+/// The rows of a vector, by the rule of `docs/adaptive.md`: itself, the fewest equal parts of at most 4096
+/// elements, or 4096 elements and a rest.
+fn rows(len: usize) -> Vec<usize> {
+    let parts = (len.div_ceil(4096)..=len / 256).find(|parts| len.is_multiple_of(*parts));
+    match parts {
+        _ if len <= 4096 => vec![len],
+        Some(parts) => vec![len / parts; parts],
+        None => (0..len).step_by(4096).map(|start| 4096.min(len - start)).collect(),
     }
+}
+
+/// What the gradient of each row is multiplied with in a first step of the adaptive method, from the report's
+/// learning rate, whose norm is checked.
+fn adaptive_rates(squares: &[f64], lengths: &[usize], report: &StepReport) -> Result<Vec<f64>, CliError> {
+    // The length scale of vectors over the root of the row's variance.
+    let scales: Vec<f64> = (squares.iter().zip(lengths))
+        .map(|(square, &len)| 0.1 / (square / len as f64).sqrt())
+        .collect();
+    let norm = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>().sqrt();
+    compare_step_sizes(report, report.learning_rate * norm)?;
+    Ok(scales.iter().map(|scale| report.learning_rate * scale).collect())
 }
 
 /// What gradients are multiplied with in a step of the fitted method.
