@@ -207,6 +207,9 @@ mod tests {
         let running = x.iter().fold(0.0, |s, &v| s + f64::from(v) * f64::from(v));
         assert_ne!(chunk_dot(&x, &x).to_bits(), running.to_bits());
         let x = squares(&x[..64]);
-        assert_ne!(row_sum(64, 4, &mut line(), |i| x[i]).to_bits(), x.iter().fold(0.0, |s, v| s + v).to_bits());
+        assert_ne!(
+            row_sum(64, 4, &mut line(), |i| x[i]).to_bits(),
+            x.iter().fold(0.0, |s, v| s + v).to_bits()
+        );
     }
 }
