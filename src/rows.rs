@@ -106,10 +106,11 @@ mod tests {
         assert_eq!(len(&[5, 1]), 1);
         assert_eq!(len(&[0, 7]), 7);
         assert_eq!(len(&[7, 0]), 1);
-        // longer than a chunk: 11008 = 4 · 2752, a prime has no parts
+        // longer than a chunk: 11008 = 4 · 2752 and 50257 = 29 · 1733, a prime has no parts
         assert_eq!(len(&[4096, 11008]), 11008 / 4);
         assert_eq!(len(&[8192]), 4096);
-        assert_eq!(len(&[50257]), 4096);
+        assert_eq!(len(&[50257]), 1733);
+        assert_eq!(len(&[8191]), 4096);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm,
-    StepInput, StepReport, TensorSpec,
+    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput,
+    StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef, Moments};
 

@@ -358,8 +358,9 @@ mod tests {
             if rows.columns > 0 { product * f64::from(column_scales[i % len]) } else { product }
         };
         let place = |row: usize| row * len..elements.min((row + 1) * len);
-        let row_sum =
-            |row: usize, of: &dyn Fn(usize) -> f64| naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>());
+        let row_sum = |row: usize, of: &dyn Fn(usize) -> f64| {
+            naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>())
+        };
         let count = elements.div_ceil(len);
         let squares: Vec<f64> = (0..count).map(|row| row_sum(row, &square)).collect();
         let next: Vec<f64> = (0..count)

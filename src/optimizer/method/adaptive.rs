@@ -325,7 +325,7 @@ impl Descent for Adaptive {
         let sound = share(loss_rest)
             && flag(below)
             && (trust::SMALLEST..=trust::LARGEST).contains(&trust)
-            && (0.0..trust::ALARM_LOSSES).contains(&high)
+            && (0.0..=trust::ALARM_LOSSES).contains(&high)
             && (0.0..trust::WINDOW).contains(&steps)
             && [windows, squares, squares_before].into_iter().all(not_negative)
             && [loss, last, sum, promised, sum_before, promised_before].into_iter().all(f64::is_finite)
