@@ -182,8 +182,8 @@ typedef struct RfdSquaredNorm {
 } RfdSquaredNorm;
 
 // Sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. With rows, d is
-// weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive method
-// needs the first two, norm lock all but the last, both together all, anything else only the first.
+// weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive
+// method needs the first two, norm lock all but the last, both together all, anything else only the first.
 #define RFD_SUM_SQUARES 0    // |g|^2
 #define RFD_SUM_DIRECTION 1  // with rows the sum of w |d|^2, else |d|^2
 #define RFD_SUM_PARAMETER 2  // |p|^2
