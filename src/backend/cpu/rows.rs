@@ -312,8 +312,9 @@ mod tests {
         numbers(seed, len).iter().map(|&x| f64::from(x) * f64::from(x)).collect()
     }
 
-    /// What the first pass finds, by the documented order with indices only: matrices of one and of many chunks,
-    /// of which some tell of columns; a last row that is shorter; rows that one lane sums, and all lanes.
+    /// What the first pass finds, by the documented order with indices only: matrices of one and of many
+    /// chunks, of which some tell of columns; a last row that is shorter; rows that one lane sums, and all
+    /// lanes.
     #[test]
     fn sums_of_rows_follow_the_documented_order() {
         for (rows, elements) in [
