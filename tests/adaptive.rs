@@ -95,7 +95,7 @@ impl Shape {
         let row = spec.row.or((spec.shape.len() > 1).then(|| spec.shape[1..].iter().product()));
         let whole = row.unwrap_or(start.len()).max(1);
         // The fewest equal parts of at most 4096 elements, unless they had less than 256.
-        let parts = (1..=whole).find(|parts| whole % parts == 0 && whole / parts <= 4096).unwrap();
+        let parts = (1..=whole).find(|&parts| whole.is_multiple_of(parts) && whole / parts <= 4096).unwrap();
         let cut = if whole <= 4096 || whole / parts >= 256 { whole / parts } else { 4096 };
         let length = match row {
             Some(_) => (0.1 * mean_square(start).sqrt().max(0.01)).sqrt(),
@@ -358,7 +358,7 @@ proptest! {
         grad_size in prop::sample::select(vec![1.0, 1e-3]),
     ) {
         let chosen = chosen.into_iter().map(|(shape, counts)| (shape, counts < 0.8));
-        let chosen: Vec<_> = std::iter::once(((vec![9], None), true)).chain(chosen).collect();
+        let chosen: Vec<Chosen> = std::iter::once(((vec![9], None), true)).chain(chosen).collect();
         let setup = Setup { averaging, loss_bound, factor, multiplier, weight_decay, all, max_step_size };
         compare(seed, &chosen, setup, losses, grad_size, 72)?;
     }
@@ -396,10 +396,13 @@ struct Setup {
     max_step_size: Option<f64>,
 }
 
+/// Shape and given rows of a tensor, and whether it counts in the norm.
+type Chosen = ((Vec<usize>, Option<usize>), bool);
+
 /// A run beside its reference. The first tensor has a gradient in each step.
 fn compare(
     seed: u64,
-    chosen: &[((Vec<usize>, Option<usize>), bool)],
+    chosen: &[Chosen],
     setup: Setup,
     losses: Losses,
     grad_size: f64,
@@ -691,14 +694,15 @@ fn missing_gradients_leave_their_tensor_out() {
     }
     assert!(values[0].bits() == alone[0].bits());
     assert_eq!(values[1].to_f64(), [0.0; 2]);
-    // Its first gradient counts in full, as its averages have only that one: vectors have the length scale 0.1.
+    // Its first gradient counts in full, as its averages have only that one: vectors have the length scale
+    // 0.1.
     let report = step(&mut both, &mut values, &[Owned::F64(vec![0.0; 3]), Owned::F64(vec![2.0; 2])], 1.0);
     let expected = -report.learning_rate * 0.1;
     values[1].to_f64().iter().for_each(|moved| assert!((moved / expected - 1.0).abs() < 1e-14, "{moved}"));
 }
 
-/// By hand: the first step moves a row by its length scale times r, whatever its gradient's size. The next one
-/// knows the mean over the tensor, and what the columns have shown.
+/// By hand: the first step moves a row by its length scale times r, whatever its gradient's size. The next
+/// one knows the mean over the tensor, and what the columns have shown.
 #[test]
 fn the_first_two_steps_of_a_matrix() {
     let mut values = vec![Owned::F64(vec![0.4; 6])];

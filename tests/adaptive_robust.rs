@@ -1,7 +1,8 @@
 //! What happens in real training loops: gradients that do not belong to the loss, wrong losses, groups that
-//! move less, weight decay, losses of any level, other data. Each is compared with the plain run on the same
-//! small task (`small_tasks`), of three seeds the worst. Limits leave room for other processors' exponentials;
-//! what was measured stands beside them, with what a rule comes to that lacks what the case needs.
+//! move less, weight decay, losses of any level, other data. Each is compared with the plain run on the
+//! same small task (`small_tasks`), of three seeds the worst. Limits leave room for other processors'
+//! exponentials; what was measured stands beside them, with what a rule comes to that lacks what the case
+//! needs.
 
 mod common;
 mod small_tasks;
@@ -116,9 +117,9 @@ fn losses_of_any_level() {
     }
 }
 
-/// 1.23 at most under Huber's loss and 1.10 under the absolute one; without a limit to what a loss counts as
-/// 1.63 and 1.50. The square of such a label is more than all others together a million times: 0.92 of the loss
-/// at the beginning at most, and 5.8 without that limit.
+/// 1.23 at most under Huber's loss and 1.10 under the absolute one; without a limit to what a loss counts
+/// as 1.63 and 1.50. The square of such a label is more than all others together a million times: 0.92 of
+/// the loss at the beginning at most, and 5.8 without that limit.
 #[test]
 fn one_label_that_is_far_off() {
     for (loss, limit) in [(Loss::Huber, 1.35), (Loss::Absolute, 1.25), (Loss::Squared, 1.0)] {
@@ -183,8 +184,9 @@ fn a_loss_whose_floor_is_far_below_0() {
     }
 }
 
-/// A run is saved, and goes on from there on other data, whose loss is up to five times that of the beginning:
-/// 0.99 at most of a run that begins anew on those. Where trust falls with every third loss that is high, 22.
+/// A run is saved, and goes on from there on other data, whose loss is up to five times that of the
+/// beginning: 0.99 at most of a run that begins anew on those. Where trust falls with every third loss that
+/// is high, 22.
 #[test]
 fn a_fork_to_other_data() {
     let training = Training::new(Loss::CrossEntropy);

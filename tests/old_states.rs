@@ -1,6 +1,6 @@
-//! States of the fitted method that earlier versions saved, through Rust, C and candle, load and go on with the
-//! bits that they went on with then; those of the adaptive method, whose rule was another one, are refused.
-//! `tests/data/states/README.md` says what they are. Python has a test of its own.
+//! States of the fitted method that earlier versions saved, through Rust, C and candle, load and go on with
+//! the bits that they went on with then; those of the adaptive method, whose rule was another one, are
+//! refused. `tests/data/states/README.md` says what they are. Python has a test of its own.
 
 mod common;
 mod recorded;

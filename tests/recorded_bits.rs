@@ -187,8 +187,8 @@ fn formats() -> Vec<Run> {
     runs
 }
 
-/// Tensors that several threads share, of whose chunks some tell of columns, and one of more than a segment of
-/// the sum.
+/// Tensors that several threads share, of whose chunks some tell of columns, and one of more than a segment
+/// of the sum.
 fn large() -> Vec<Run> {
     let mut runs = Vec::new();
     for (kind_name, kind) in
