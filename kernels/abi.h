@@ -200,7 +200,7 @@ typedef struct RfdHistory {
     double below;            // not 0: there was a loss below 0, and no lower bound is known
     double trust;
     double last;             // loss of the last step
-    double high;             // losses in a row that were above what noise explains
+    double high;             // losses in a row above what noise explains, up to alarm_losses
     double steps;            // in this window
     double windows;          // that are complete
     double sum;              // of this window's losses
