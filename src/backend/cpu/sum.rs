@@ -139,7 +139,9 @@ pub(super) mod naive {
 
     /// The rows of a chunk.
     pub fn rows(lanes: usize, rows: &[f64]) -> f64 {
-        let leaf = |l: usize| if l % lanes == 0 { rows.get(l / lanes).copied().unwrap_or(0.0) } else { 0.0 };
+        let leaf = |l: usize| {
+            if l.is_multiple_of(lanes) { rows.get(l / lanes).copied().unwrap_or(0.0) } else { 0.0 }
+        };
         tree(&(0..256).map(leaf).collect::<Vec<_>>())
     }
 

@@ -91,7 +91,7 @@ impl DeviceOptimizer {
         Ok(())
     }
 
-    /// Makes variances of rows and columns, all 0, for each tensor.
+    /// Makes variances of rows and columns for each tensor: averages of nothing, and columns that weigh 1.
     pub(super) fn require_variances(&mut self) -> Result<()> {
         let sizes: Vec<usize> = (self.core.rows().iter().zip(self.core.lens()))
             .map(|(rows, &len)| VariancesLayout::of(*rows, len).bytes())
@@ -100,6 +100,16 @@ impl DeviceOptimizer {
         for (buffers, address) in self.buffers.iter_mut().zip(addresses) {
             buffers.variances = address;
         }
+        for (buffers, rows) in self.buffers.iter().zip(self.core.rows()) {
+            if rows.columns > 0 {
+                let one = 1_f32.to_bits();
+                // SAFETY: the scales of the side that is read first, a part of memory that nobody uses yet.
+                unsafe {
+                    self.device.executor().fill(buffers.variances, one, rows.columns, Stream::PER_THREAD)?;
+                }
+            }
+        }
+        self.device.synchronize(Stream::PER_THREAD)?;
         Ok(())
     }
 

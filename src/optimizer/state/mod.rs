@@ -128,8 +128,8 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
         ];
         for (kind, bytes, dtype, len) in stored {
             if let Some(bytes) = bytes {
-                let view = TensorView::new(dtype, vec![len], bytes)
-                    .map_err(|e| Error::State(e.to_string()))?;
+                let view =
+                    TensorView::new(dtype, vec![len], bytes).map_err(|e| Error::State(e.to_string()))?;
                 views.push((format!("{kind}.{}", spec.name), view));
             }
         }
