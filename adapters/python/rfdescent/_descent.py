@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -108,7 +108,13 @@ class Descent(Memory, Joinable):
             # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
             self.state[param] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None, *, loss: Tensor | float | None = None) -> Tensor | float: ...
+
+    @overload
+    def step(self, closure: Callable[[], T], *, loss: Tensor | float | None = None) -> T: ...
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """One step.
 
         Parameters

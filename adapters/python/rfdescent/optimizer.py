@@ -148,7 +148,7 @@ class RFD(Descent):
         weight_decay: float = 0,
         length_scale_factor: float = 1,
         batch_size: int | None = None,
-        mode: str = "rfd",
+        mode: Literal["rfd", "a-rfd", "clipped-a-rfd"] = "rfd",
         max_step_size: float | None = None,
         master_weights: bool = False,
         stochastic_rounding: int | None = None,
