@@ -516,6 +516,9 @@ def _where(value: Any, name: str, device: torch.device) -> Any:
         return value
     if device.type == "cpu" or (value.device.type == "cpu" and name == "loss"):
         return value.item()
+    if name == "loss":
+        # From another device, as of a replica, it is copied without waiting.
+        return value.to(device, non_blocking=True)
     if value.device != device:
         raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
-    return value if name == "loss" else value.to(torch.float32)
+    return value.to(torch.float32)

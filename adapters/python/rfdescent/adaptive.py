@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -160,9 +159,8 @@ class AdaptiveRFD(Descent):
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         super()._take_report(report, engine)
         if report.outcome == "loss_below_bound":
-            warnings.warn(
-                # The same text each time, which Python shows once.
+            self._advice.give(
+                "below",
                 f"a loss is below loss_bound = {self._loss_bound}, so that its step is skipped: give "
                 "AdaptiveRFD a smaller loss_bound",
-                stacklevel=2,
             )
