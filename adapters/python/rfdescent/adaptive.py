@@ -85,8 +85,9 @@ class AdaptiveRFD(Descent):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
-    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale.
+    `step` needs the loss: observed (`observe`), from a closure or as an argument. It is the mean over the
+    batch that the gradients are the mean of, without additions such as weight decay, and never multiplied by
+    a gradient scale.
     ``docs/adaptive.md`` derives the method.
     """
 
