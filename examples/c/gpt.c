@@ -4,9 +4,9 @@
  *     gpt [FILE...] [--steps N] [--seed S] [--generate N] [--compare]
  *     gpt --check
  *
- * The texts are joined, and their last tenth is held out for validation; without FILE it is this program's source.
- * In the end the network writes N bytes. With --compare it is also trained by AdamW at four learning rates, from
- * the same parameters on the same batches. --check compares gradients with differences of losses.
+ * The texts are joined, and their last tenth is held out for validation; without FILE it is this program's
+ * source. In the end the network writes N bytes. With --compare it is also trained by AdamW at four learning
+ * rates, from the same parameters on the same batches. --check compares gradients with differences of losses.
  *
  * What concerns the library is make_optimizer and the two lines behind it in train. */
 #include <rfdescent.h>

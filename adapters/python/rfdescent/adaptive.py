@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,8 +79,9 @@ class AdaptiveRFD(Descent):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
-    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale.
+    `step` needs the loss: observed (`observe`), from a closure or as an argument. It is the mean over the
+    batch that the gradients are the mean of, without additions such as weight decay, and never multiplied by
+    a gradient scale.
     ``docs/adaptive.md`` derives the method.
     """
 
@@ -153,9 +153,8 @@ class AdaptiveRFD(Descent):
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         super()._take_report(report, engine)
         if report.outcome == "loss_below_bound":
-            warnings.warn(
-                # The same text each time, which Python shows once.
+            self._advice.give(
+                "below",
                 f"a loss is below loss_bound = {self._loss_bound}, so that its step is skipped: give "
                 "AdaptiveRFD a smaller loss_bound",
-                stacklevel=2,
             )

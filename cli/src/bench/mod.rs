@@ -183,8 +183,8 @@ impl Case {
     }
 
     /// What the gradient of each row is multiplied with in a first step of the adaptive method, from the
-    /// report's learning rate, whose norm is checked: the tensor's length scale over the root of the row's mean
-    /// square (`docs/adaptive.md`).
+    /// report's learning rate, whose norm is checked: the tensor's length scale over the root of the row's
+    /// mean square (`docs/adaptive.md`).
     fn adaptive_rates<E: Element>(
         &self,
         before: &[E],
