@@ -105,16 +105,16 @@ def _saved_variances(name: str, saved: Mapping[Any, Any], param: Tensor, fresh: 
         _check_dense(name, "variances", values)
         if other != key or values.shape != own.values.shape:
             raise ValueError(
-                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has {key} "
-                f"of shape {tuple(own.values.shape)}: load the state into an optimizer for the same parameters, "
-                "which lie in memory as they did"
+                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has "
+                f"{key} of shape {tuple(own.values.shape)}: load the state into an optimizer for the same "
+                "parameters, which lie in memory as they did"
             )
         _check_finite(name, "variances", values)
         kept = {key: values.to("cpu", torch.float64, copy=True)}
     if not kept and any(_names(OF_TENSOR, other) is not None for other in saved):
         raise ValueError(
-            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the release "
-            "that saved it"
+            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the "
+            "release that saved it"
         )
     return kept
 
