@@ -52,8 +52,9 @@ def is_variances(key: Any) -> bool:
 
 
 def _reordered(values: Tensor, columns: int, shape: Iterable[int], order: Iterable[int]) -> Tensor:
+    """A copy, which may be written to."""
     if not columns:
-        return values
+        return values.clone()
     of_columns = values[:columns].reshape(tuple(shape)).permute(tuple(order)).reshape(-1)
     return torch.cat([of_columns, values[columns:]])
 

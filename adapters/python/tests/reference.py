@@ -111,11 +111,13 @@ class AdaptiveReference:
     def trust(self):
         size, factor, high = self.WINDOW, 1.0, 0
         for k, loss in enumerate(self.counted):
-            if k >= size:
+            if k % size == 0:
+                high = 0
+            if k >= size and high < 3:
                 total, squares, _ = self.window(k // size - 1)
                 high = high + 1 if loss > total / size + 3 * math.sqrt(squares / (2 * size)) else 0
-            if high == 3:
-                factor, high = max(factor / 2, 1e-3), 0
+                if high == 3:
+                    factor = max(factor / 2, 1e-3)
             if k >= 2 * size - 1 and k % size == size - 1:
                 before, now = self.window(k // size - 1), self.window(k // size)
                 fall, noise = before[0] - now[0], math.sqrt((before[1] + now[1]) / 2)
