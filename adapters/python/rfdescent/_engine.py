@@ -210,9 +210,7 @@ def fresh_history(method: Method | None, param: Tensor) -> _state.History | None
 
 
 @functools.cache
-def _fresh_history(
-    method: Method, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> _state.History | None:
+def _fresh_history(method: Method, shape: tuple[int, ...], stride: tuple[int, ...]) -> _state.History | None:
     settings = Settings(method, float("inf"), False, None, 1.0)
     group = GroupSettings(1.0, 0.0, 1.0, False)
     place = TensorPlace("any", 0)
@@ -372,8 +370,9 @@ class Engine:
     def set_state(self, state: _state.State, params: Sequence[Tensor]) -> None:
         """Takes over what `get_state` gave for the same tensors."""
         names = [place.name for place in self.places]
-        own = fresh_history(self.settings.method, torch.empty((), device="meta"))
-        if state.history is not None and own is not None:
+        if state.history is not None:
+            own = fresh_history(self.settings.method, torch.empty((), device="meta"))
+            assert own is not None
             state = state._replace(history=state.history._replace(settings=own.settings))
         data = _state.pack(state, self.settings.method.NAME, names, params)
         check(lib.rfd_optimizer_set_state(self._handle, ffi.from_buffer(data), len(data), self._stream()))

@@ -95,30 +95,28 @@ def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> d
     return entry
 
 
-def _saved_variances(
-    name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History
-) -> dict[str, Tensor]:
+def _saved_variances(name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History) -> dict[str, Tensor]:
     """Those of a saved entry, for the rows of the parameter, or none."""
     (own,) = fresh.variances
-    key = variances_key(param, own)
+    key, kept = variances_key(param, own), {}
     for other, values in saved.items():
         if not is_variances(other):
             continue
         _check_dense(name, "variances", values)
         if other != key or values.shape != own.values.shape:
             raise ValueError(
-                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has {key} "
-                f"of shape {tuple(own.values.shape)}: load the state into an optimizer for the same parameters, "
-                "which lie in memory as they did"
+                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has "
+                f"{key} of shape {tuple(own.values.shape)}: load the state into an optimizer for the same "
+                "parameters, which lie in memory as they did"
             )
         _check_finite(name, "variances", values)
-        return {key: values.to("cpu", torch.float64, copy=True)}
-    if any(_names(OF_TENSOR, other) is not None for other in saved):
+        kept = {key: values.to("cpu", torch.float64, copy=True)}
+    if not kept and any(_names(OF_TENSOR, other) is not None for other in saved):
         raise ValueError(
-            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the release "
-            "that saved it"
+            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the "
+            "release that saved it"
         )
-    return {}
+    return kept
 
 
 def _saved_numbers(

@@ -113,8 +113,15 @@ class Memory(Groups):
         fresh = fresh_history(self._METHOD.example(), torch.empty((), device="meta"))
         if fresh is None:
             return None
-        kept = (kept_numbers(entry, SHARED) for entry in self.state.values())
-        return next(filter(None, kept), fresh.shared)
+        found = (kept_numbers(entry, SHARED) for entry in self.state.values())
+        kept = next(filter(None, found), fresh.shared)
+        if kept.keys() != fresh.shared.keys():
+            # Of an optimizer that an earlier release has pickled.
+            raise ValueError(
+                f"the optimizer's history has the numbers {', '.join(kept)}, not "
+                f"{', '.join(fresh.shared)}: go on with the release that saved it, or begin anew"
+            )
+        return kept
 
     def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
         """What self.state holds, as the library takes it; None when there is nothing."""
@@ -150,9 +157,9 @@ class Memory(Groups):
             return None
         shared, history = self._kept_shared(), None
         if shared is not None:
-            tensors, variances = ([own[k] for own in histories] for k in range(2))
             # The settings are the engine's.
-            history = History(shared, tensors, variances, {})
+            numbers, variances = [own[0] for own in histories], [own[1] for own in histories]
+            history = History(shared, numbers, variances, {})
         return State(*counts, velocities, masters, history)
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,7 +170,8 @@ class Memory(Groups):
         averaged gradients, ``master`` with master weights; with the adaptive method what it remembers,
         numbers whose names are in the keys: ``history(below,high,...)``, of losses, alike in all, and
         ``tensor_history(average_rest,...)``; and ``variances(row,columns)``, averages of squares for each
-        column and each row, whose key has the elements of a row and how many columns there are. Copies are made. On a CUDA device it waits for the steps.
+        column and each row, whose key has the elements of a row and how many columns there are. Copies are
+        made. On a CUDA device it waits for the steps.
         """
         self._show_state()
         return super().state_dict()

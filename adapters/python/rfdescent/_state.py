@@ -67,7 +67,7 @@ def unpack(data: Any, names: Sequence[str]) -> State:
     if "history" in metadata:
         tensors = {tensor["name"]: tensor for tensor in metadata["tensors"]}
         variances = [
-            Variances(*tensors[name]["rows"], values)
+            Variances(tensors[name]["rows"][0], tensors[name]["rows"][1], values)
             for name, values in zip(names, buffers("variances"))
             if values is not None
         ]

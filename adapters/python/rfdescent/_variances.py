@@ -1,4 +1,4 @@
-"""Variances of rows and columns of a tensor, between the library, which counts along memory, and entries of states.
+"""Variances of rows and columns of a tensor: along memory, as the library has them, and as entries of states.
 
 A row is all that lies behind one index of the dimension whose steps in memory are the longest: the first one,
 but for tensors such as a transposed matrix. In an entry columns are in the order of the other dimensions,
@@ -17,7 +17,7 @@ __all__ = ["Variances", "as_entry", "is_variances", "kept_variances", "row_of", 
 
 
 class Variances(NamedTuple):
-    """Elements of a row, the number of columns, which may be 0, and an average for each column, then each row."""
+    """Elements of a row, the number of columns, which may be 0, and averages of columns, then of rows."""
 
     row: int
     columns: int
@@ -28,7 +28,9 @@ def _outer(param: Tensor) -> int:
     """The dimension that rows are behind."""
     if param.numel() == 0 or param.shape[:1] == (1,):
         return 0
-    return max((d for d in range(param.dim()) if param.shape[d] > 1), key=param.stride, default=0)
+    return max(
+        (d for d in range(param.dim()) if param.shape[d] > 1), key=lambda d: param.stride()[d], default=0
+    )
 
 
 def row_of(param: Tensor) -> int:
@@ -60,7 +62,7 @@ def _inner(param: Tensor) -> tuple[list[int], list[int]]:
     """The dimensions within a row, in the order of the shape and in that of memory."""
     outer = _outer(param)
     logical = [d for d in range(param.dim()) if d != outer]
-    return logical, sorted(logical, key=lambda d: -param.stride(d))
+    return logical, sorted(logical, key=lambda d: -param.stride()[d])
 
 
 def as_entry(param: Tensor, variances: Variances) -> dict[str, Tensor]:
@@ -76,7 +78,7 @@ def as_entry(param: Tensor, variances: Variances) -> dict[str, Tensor]:
 
 
 def kept_variances(entry: Mapping[str, Any], param: Tensor, fresh: Variances) -> Variances | None:
-    """The opposite: those of an optimizer's own entry; None when it has none for rows such as those of `fresh`."""
+    """The opposite: those of an optimizer's own entry; None when it has none for rows as in `fresh`."""
     values = entry.get(variances_key(param, fresh))
     if values is None or values.shape != fresh.values.shape:
         return None
