@@ -52,7 +52,7 @@ typedef struct {
     float *d_logits, *d_stream, *d_norm, *d_qkv, *d_mixed, *d_active; /* gradients of what the network computes */
 } gpt_t;
 
-/* ---- The arithmetic of layers, in blocks of eight: compilers make vectors of them that change no sum. ---- */
+/* ---- The arithmetic of layers, in blocks of eight: compilers make vectors of them that change no sum. */
 
 static float dot(const float *a, const float *b, int count) {
     float sums[8] = {0}, sum = 0;
