@@ -608,8 +608,8 @@ typedef struct rfd_adaptive {
     double averaging;
     /**
      * The largest number known that no loss falls below; a step with a loss below it is skipped. Default
-     * -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to have
-     * none.
+     * -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to
+     * have none.
      */
     double loss_bound;
     /**
@@ -670,9 +670,9 @@ typedef struct rfd_step_report {
      */
     uint32_t limit;
     /**
-     * How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a skipped
-     * step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the gradients
-     * are not those of the loss.
+     * How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+     * skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+     * gradients are not those of the loss.
      */
     double trust;
 } rfd_step_report;

@@ -117,7 +117,7 @@ class Sdist(sdist):
             if source.is_dir():
                 shutil.copytree(source, copy)
             elif source.is_file():
-                shutil.copyfile(source, copy)
+                shutil.copy2(source, copy)
 
 
 class BinaryDistribution(Distribution):

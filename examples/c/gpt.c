@@ -1,5 +1,5 @@
-/* A GPT on the bytes of a text: four blocks of attention and two layers each, forward and backward as plain loops,
- * trained by the adaptive method of Random Function Descent with nothing set.
+/* A GPT on the bytes of a text: four blocks of attention and two layers each, forward and backward as plain
+ * loops, trained by the adaptive method of Random Function Descent with nothing set.
  *
  *     gpt [FILE...] [--steps N] [--seed S] [--generate N] [--compare]
  *     gpt --check
@@ -24,7 +24,8 @@ typedef struct {
 
 static const sizes_t SIZES = {.blocks = 4, .channels = 64, .heads = 4, .context = 64, .batch = 8, .vocabulary = 256};
 
-/* The tensors: those of the whole network, then those of each block. The embedding is the last layer's matrix too. */
+/* The tensors: those of the whole network, then those of each block. The embedding is also the last layer's
+ * matrix. */
 enum { EMBEDDING, POSITIONS, LAST_GAIN, LAST_SHIFT, FIRST_BLOCK };
 enum { GAIN_1, SHIFT_1, QKV, QKV_BIAS, PROJECT, PROJECT_BIAS, GAIN_2, SHIFT_2, UP, UP_BIAS, DOWN, DOWN_BIAS, OF_A_BLOCK };
 
@@ -51,7 +52,7 @@ typedef struct {
     float *d_logits, *d_stream, *d_norm, *d_qkv, *d_mixed, *d_active; /* gradients of what the network computes */
 } gpt_t;
 
-/* ---- The arithmetic of layers. In blocks of eight, which compilers turn into vectors without changing a sum. ---- */
+/* ---- The arithmetic of layers, in blocks of eight: compilers make vectors of them that change no sum. */
 
 static float dot(const float *a, const float *b, int count) {
     float sums[8] = {0}, sum = 0;
@@ -183,8 +184,8 @@ static float softmax(float *x, int count) {
     return largest + logf(sum);
 }
 
-/* Each position looks at itself and those before: `weights` say how much, `mixed` is what it gets. A row of `qkv` is
- * query, key and value of all heads. */
+/* Each position looks at itself and those before: `weights` say how much, `mixed` is what it gets. A row of
+ * `qkv` is query, key and value of all heads. */
 static void attention(const sizes_t *s, float *mixed, float *weights, const float *qkv) {
     const int channels = s->channels, size = channels / s->heads, context = s->context;
     const float scale = 1 / sqrtf((float)size);
@@ -533,7 +534,8 @@ static int train(gpt_t *gpt, const text_t *text, const arguments_t *arguments, f
     return failed ? -1 : 0;
 }
 
-/* Writes bytes, each drawn from what the network says of it, beginning with the last ones of the training text. */
+/* Writes bytes, each drawn from what the network says of it, beginning with the last ones of the training
+ * text. */
 static int generate(gpt_t *gpt, const text_t *text, int count, uint64_t seed) {
     const int context = gpt->sizes.context, batch = gpt->sizes.batch;
     uint8_t *bytes = calloc((size_t)context, 2);

@@ -81,6 +81,8 @@ def check(model, optimizer, steps, data=batch, method=published, **options):
         assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
         assert report.step_size == pytest.approx(expected.step_size, rel=1e-4)
         assert report.applied_steps == k + 1
+    # Each counted once, whoever has it.
+    assert optimizer._elements(optimizer._engine) == sum(p.numel() for p in single.parameters())
     parameters = {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
     for name, p in single.named_parameters():
         assert torch.allclose(parameters[name], p, rtol=1e-3, atol=1e-4), name

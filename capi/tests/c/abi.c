@@ -1129,7 +1129,7 @@ static void rows_and_older_structs(void) {
             OK(rfd_adaptive_optimizer_create(NULL, NULL, (const rfd_tensor_spec *)(const void *)old, 2, &optimizer));
         }
         const rfd_tensor params[] = {tensor(p[k], 64, RFD_DTYPE_F32), tensor(NULL, 0, RFD_DTYPE_F32)};
-        const rfd_tensor grads[] = {tensor(g, 64, RFD_DTYPE_F32), tensor(NULL, 0, RFD_DTYPE_F32)};
+        const rfd_gradient grads[] = {gradient_at(g, 64, RFD_DTYPE_F32), gradient_at(NULL, 0, RFD_DTYPE_F32)};
         for (int step = 0; step < 10; step++) {
             const rfd_step_input scalars = input(3 - 0.1 * step);
             memset(&report, 0x55, sizeof report);

@@ -229,7 +229,8 @@ static void adaptive_steps() {
         rfd::tensor_spec spec{"w", {2}};
         spec.row = static_cast<std::uint64_t>(row);
         rfd::optimizer rows(rfd::adaptive(), options, {spec});
-        rows.step({rfd::host_tensor(place->data(), 2)}, {rfd::host_tensor(w_gradient.data(), 2)}, rfd::step_input(2));
+        rows.step({rfd::host_tensor(place->data(), 2)}, {rfd::host_gradient(w_gradient.data(), 2)},
+                  rfd::step_input(2));
     }
     CHECK(one != two);
     adaptive.averaging = 1;
