@@ -16,7 +16,7 @@ class Prototype(torch.optim.Optimizer):
         self.constants = {
             "rate": 0.03, "share": 0.5, "averaging": 0.9, "variance_decay": 0.98, "plateau": 0.03,
             "size": 0.1, "vector": 0.1, "promise": 0.05, "grow": 1.5, "grow_more": 1.2, "most": 4.0,
-            "clip": 3.0, "sticky": True, "warmup": 8,
+            "clip": 3.0, "sticky": True, "warmup": 8, "window": 0.0,
         }  # fmt: skip
         unknown = changes.keys() - self.constants.keys()
         if unknown:
@@ -29,6 +29,7 @@ class Prototype(torch.optim.Optimizer):
         self.before = None  # the last window's sums: losses, squared differences, promises
         self.window = [0.0, 0.0, 0.0]
         self.last_loss = None
+        self.count = 0
         self.high = 0
         self.report = {}
 
@@ -109,23 +110,27 @@ class Prototype(torch.optim.Optimizer):
     def _judge(self, loss: float) -> None:
         """Trust, from this loss and those before; a window ends before the step that follows its last loss."""
         c = self.constants
-        if self.steps > 1 and (self.steps - 1) % 16 == 0:
+        if self.count >= max(16, c["window"] * self.steps):
             losses, squares, promised = self.window
+            now = losses / self.count, squares / 2 / self.count**2, promised
             if self.before:
-                fall = self.before[0] - losses
-                noise = math.sqrt((self.before[1] + squares) / 2)
-                promise = c["promise"] * 16 * (self.before[2] + promised) / 2
+                fall = self.before[0] - now[0]
+                noise = math.sqrt(self.before[1] + now[1])
+                promise = c["promise"] * (self.before[2] + now[2]) / 2
                 if fall < promise - noise:
                     self.trust /= 2
                 elif fall > promise:
                     self.trust *= c["grow"] if self.trust < 1 else c["grow_more"]
-            self.before, self.window = self.window, [0.0, 0.0, 0.0]
+            self.before, self.window = now, [0.0, 0.0, 0.0]
+            self.deviation = math.sqrt(squares / 2 / self.count)
+            self.count = 0
+        self.count += 1
         if self.last_loss is not None:
             self.window[1] += (loss - self.last_loss) ** 2
         self.window[0] += loss
         self.last_loss = loss
         if self.before:
-            high = loss > self.before[0] / 16 + 3 * math.sqrt(self.before[1] / 32)
+            high = loss > self.before[0] + 3 * self.deviation
             self.high = self.high + 1 if high else 0
             if self.high == 3:
                 self.trust /= 2
