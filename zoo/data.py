@@ -1,4 +1,4 @@
-"""What the tasks are trained on. Nothing is downloaded: MNIST's files are given, the rest comes with packages."""
+"""What the tasks are trained on. MNIST's files are given, the rest comes with packages or is drawn."""
 
 import functools
 import gzip
@@ -59,7 +59,7 @@ def pixels(images: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def text() -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes below 128 of Python's language reference, as Python brings it: 400 000 to train with, and the rest."""
+    """Codes below 128 of Python's language reference, as Python has it: 400 000 to train with, the rest."""
     from pydoc_data.topics import topics
 
     codes = "".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore")
@@ -69,7 +69,7 @@ def text() -> tuple[torch.Tensor, torch.Tensor]:
 
 @functools.cache
 def table(name: str, training: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A table of scikit-learn's in a fixed random order: inputs and targets to train with, and for validation.
+    """A table of scikit-learn's in a fixed random order: inputs and targets to train with, then those kept.
 
     Inputs have mean 0 and variance 1.
     """

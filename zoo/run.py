@@ -2,8 +2,8 @@
 
     python zoo/run.py --data DIR adaptive adam
 
-A method is one of methods.py; a tuned one is run with each of its rates. What results.csv has is not run again,
-so that an interrupted run goes on. Seed 0 of everything comes first.
+A method is one of methods.py; a tuned one is run with each of its rates. What results.csv has is not run
+again, so that an interrupted run goes on. Seed 0 of everything comes first.
 """
 
 import argparse

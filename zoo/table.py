@@ -1,7 +1,7 @@
-"""Prints the tables of the zoo's README from the results: `python zoo/table.py [METHOD]`, adaptive by default.
+"""Prints the tables of results.md: `python zoo/table.py [METHOD]`, adaptive unless another is named.
 
-Numbers are means over the seeds that all runs of a task have. Of a tuned method the best rate counts for each
-task and each column, known only after training with all of them.
+Numbers are means over seeds. A baseline counts with the seeds that it has with all of its rates and that the
+method has too; of its rates the best counts for each task and each table, known only after training with all.
 """
 
 import math
@@ -13,7 +13,7 @@ from run import RESULTS, read
 from tasks import TASKS
 
 BASELINES = ["adam", "adamw", "prodigy", "schedule-free", "sgd"]
-SOLVED = 0.08  # iris: below what two classes that are not told apart leave
+SOLVED = 0.08  # iris: below what two classes leave that are not told apart
 MEASURES = {
     "smallest": "Smallest validation loss at a checkpoint",
     "last": "Last validation loss",
@@ -23,7 +23,7 @@ MEASURES = {
 found = read(RESULTS)
 
 
-def seeds_of(task: str, methods: list[str]) -> list[int]:
+def seeds_of(task: str, *methods: str) -> list[int]:
     """Seeds with which the task was run by all of the methods, with all of their rates."""
     return [
         seed
@@ -33,102 +33,94 @@ def seeds_of(task: str, methods: list[str]) -> list[int]:
 
 
 def best(task: str, method: str, measure: str, seeds: list[int]) -> tuple[float, str]:
-    """The mean less the task's floor, and the rate it was reached with."""
-    return min(
-        (statistics.fmean(float(found[task, method, rate, seed][measure]) for seed in seeds), rate)
-        for rate in RATES[method]
-    )
+    """The mean with the best rate, and the rate; infinite where there is none."""
+    means = [(math.inf, "")]
+    for rate in RATES[method]:
+        values = [float(found[task, method, rate, seed][measure]) for seed in seeds]
+        if values and not any(map(math.isnan, values)):
+            means.append((statistics.fmean(values), rate))
+    return min(means)
 
 
-def number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+def ratio(task: str, ours: str, baseline: str, measure: str) -> float:
+    """Of what is above the task's floor; not a number where a side is missing."""
+    seeds = seeds_of(task, ours, baseline)
+    own, other = (best(task, m, measure, seeds)[0] - TASKS[task].floor for m in (ours, baseline))
+    return own / other if math.isfinite(other) else math.nan
 
 
-def losses(ours: str, measure: str, methods: list[str]) -> list[str]:
+def cell(task: str, ours: str, method: str, measure: str) -> str:
+    value, rate = best(task, method, measure, seeds_of(task, ours, method))
+    if math.isinf(value):
+        return "diverged" if seeds_of(task, ours, method) else "-"
+    return (f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}") + (f" ({rate})" if rate else "")
+
+
+def title(method: str) -> str:
+    return f"best {method}" if len(RATES[method]) > 1 else method
+
+
+def losses(ours: str, measure: str) -> list[str]:
     lines = [
-        "| task | seeds | "
-        + " | ".join(f"best {m}" if len(RATES[m]) > 1 else m for m in [ours, *methods])
-        + " | ratio |",
-        "|---|---|" + "---|" * (len(methods) + 2),
+        "| task | seeds | " + " | ".join(map(title, [ours, *BASELINES])) + " | of best adam |",
+        "|---|---|" + "---|" * (len(BASELINES) + 2),
     ]
     for name, task in TASKS.items():
-        seeds = seeds_of(name, [ours, *methods])
-        if not seeds:
-            continue
-        cells = []
-        for method in [ours, *methods]:
-            value, rate = best(name, method, measure, seeds)
-            cells.append(number(value) + (f" ({rate})" if rate and len(RATES[method]) > 1 else ""))
-        mark = " (aside)" if task.aside else ""
-        lines.append(
-            f"| {name}{mark} | {len(seeds)} | {' | '.join(cells)} | {ratio(name, ours, 'adam', measure, seeds):.2f} |"
-        )
+        cells = [cell(name, ours, method, measure) for method in [ours, *BASELINES]]
+        against = ratio(name, ours, "adam", measure)
+        cells.append("-" if math.isnan(against) else f"{against:.2f}")
+        seeds = len(seeds_of(name, ours))
+        lines.append(f"| {name}{' (aside)' if task.aside else ''} | {seeds} | {' | '.join(cells)} |")
     return lines
 
 
-def ratio(task: str, ours: str, baseline: str, measure: str, seeds: list[int]) -> float:
-    floor = TASKS[task].floor
-    own, other = (best(task, m, measure, seeds)[0] - floor for m in (ours, baseline))
-    return own / other
-
-
-def means(ours: str, methods: list[str]) -> list[str]:
-    lines = [
-        "| of | tasks | "
-        + " | ".join(f"{x}, {kind}" for x in ("smallest", "last", "training") for kind in ("mean", "worst"))
-        + " |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for baseline in methods:
+def means(ours: str) -> list[str]:
+    lines = ["| against | tasks | smallest | last | training |", "|---|---|---|---|---|"]
+    for baseline in BASELINES:
         for aside in (False, True):
+            counted = [name for name, task in TASKS.items() if task.aside == aside and not task.luck]
+            counted = [name for name in counted if seeds_of(name, ours, baseline)]
             cells = []
-            counted = 0
             for measure in MEASURES:
-                ratios = []
-                for name, task in TASKS.items():
-                    seeds = seeds_of(name, [ours, baseline])
-                    if seeds and task.aside == aside and not task.luck:
-                        ratios.append((ratio(name, ours, baseline, measure, seeds), name))
-                counted = len(ratios)
+                ratios = [(ratio(name, ours, baseline, measure), name) for name in counted]
+                ratios = [pair for pair in ratios if not math.isnan(pair[0])]
                 if ratios:
-                    mean = math.exp(statistics.fmean(math.log(max(r, 1e-9)) for r, _ in ratios))
-                    cells += [f"{mean:.3f}", f"{max(ratios)[0]:.2f} {max(ratios)[1]}"]
-            if counted:
-                title = ("best " if len(RATES[baseline]) > 1 else "") + baseline
-                lines.append(f"| {title}{', aside' if aside else ''} | {counted} | {' | '.join(cells)} |")
+                    mean = math.exp(statistics.fmean(math.log(r) for r, _ in ratios))
+                    worst = ", ".join(f"{r:.2f} {name}" for r, name in sorted(ratios)[:-4:-1])
+                    cells.append(f"**{mean:.3f}** ({worst})")
+            if cells:
+                kind = ", tasks set aside" if aside else ""
+                lines.append(f"| {title(baseline)}{kind} | {len(counted)} | {' | '.join(cells)} |")
     return lines
 
 
-def solved(methods: list[str]) -> list[str]:
-    lines = []
-    for method in methods:
-        for rate in RATES[method]:
-            runs = [row for key, row in found.items() if key[:3] == ("iris", method, rate)]
-            if runs:
-                count = sum(float(row["last"]) < SOLVED for row in runs)
-                lines.append(f"- {method} {rate}".rstrip() + f": {count} of {len(runs)}")
-    return lines
+def solved(method: str) -> str:
+    counts = []
+    for rate in RATES[method]:
+        runs = [row for key, row in found.items() if key[:3] == ("iris", method, rate)]
+        if runs:
+            count = sum(float(row["last"]) < SOLVED for row in runs)
+            counts.append(f"{count} of {len(runs)}" + (f" ({rate})" if rate else ""))
+    return f"- {method}: {', '.join(counts) or 'not run'}"
+
+
+def diverged(method: str) -> str:
+    runs = [key for key, row in found.items() if key[1] == method and row["diverged"] == "1"]
+    names = sorted({f"{task} ({rate})" if rate else task for task, _, rate, _ in runs})
+    return f"- {method}: {', '.join(names) or 'none'}"
 
 
 def main() -> None:
     ours = sys.argv[1] if len(sys.argv) > 1 else "adaptive"
-    methods = [m for m in BASELINES if seeds_of("iris", [m])]
-    print(f"Ratios of {ours} to each baseline, geometric means over the tasks\n")
-    print("\n".join(means(ours, methods)))
-    for measure, title in MEASURES.items():
-        print(f"\n{title}\n")
-        print("\n".join(losses(ours, measure, methods)))
-    print("\nIris, seeds that were solved\n")
-    print("\n".join(solved([ours, *methods])))
-    diverged = [key for key, row in found.items() if row["diverged"] == "1"]
-    for method in [ours, *methods]:
-        print(
-            f"\nDiverged, {method}: "
-            + (
-                ", ".join(" ".join(map(str, (k[0], k[2], k[3]))) for k in diverged if k[1] == method)
-                or "none"
-            )
-        )
+    print(f"Ratios of {ours} to each baseline, geometric means over the tasks (the three worst)\n")
+    print("\n".join(means(ours)))
+    for measure, name in MEASURES.items():
+        print(f"\n{name}\n")
+        print("\n".join(losses(ours, measure)))
+    print("\nIris, runs that were solved\n")
+    print("\n".join(map(solved, [ours, *BASELINES])))
+    print("\nTasks with a run that diverged\n")
+    print("\n".join(map(diverged, [ours, *BASELINES])))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclasses.dataclass
 class Problem:
-    """A task with its seed: a network, the loss of the next batch, the mean loss on data that are kept back."""
+    """A task with its seed: a network, the loss of the next batch, the mean loss on data that are kept."""
 
     network: nn.Module
     loss: Callable[[], torch.Tensor]
@@ -23,8 +23,8 @@ class Task:
     """`start` makes the problem of a seed; torch's own generator has that seed by then.
 
     `floor` is a loss that can't be beaten, subtracted before losses are compared: a quotient of losses means
-    nothing where they can be negative. `seeds` says how many there are, from 0. Tasks set `aside` are for the end:
-    nothing is chosen by them. Where the end is a matter of `luck`, runs are counted and stay out of means.
+    nothing where they can be negative. `seeds` says how many there are, from 0. Tasks set `aside` are for the
+    end: nothing is chosen by them. Where the end is a matter of `luck`, runs are counted and not averaged.
     """
 
     start: Callable[[int], Problem]

@@ -13,7 +13,7 @@ from torch import nn
 def train(task_name: str, method: str, rate: str, seed: int) -> dict[str, float]:
     """Runs a task to its end, or until a loss is not finite.
 
-    Gives the mean training loss of the last tenth of the steps, the smallest validation loss at a checkpoint and
+    Gives the mean training loss of the last tenth of the steps, the smallest validation loss at a checkpoint,
     the last one (infinite once a loss was not finite), whether it diverged (the last validation loss is not
     finite or more than twice the one before training), and seconds.
     """

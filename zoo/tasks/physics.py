@@ -40,7 +40,7 @@ def _picture(seed: int) -> Problem:
 
 
 class Flow(nn.Module):
-    """Couplings that turn a plane's points into a standard normal distribution's; gives minus log likelihoods."""
+    """Couplings that turn a plane's points into a normal distribution's; gives minus log likelihoods."""
 
     def __init__(self, depth: int = 6) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ def _curve(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.
 
 
 def _gaussian(seed: int) -> Problem:
-    """Mean and variance of a curve's points. The loss is below 0; its floor is that of the true distribution."""
+    """Mean and variance of a curve's points. The loss is below 0, its floor that of the true distribution."""
     generator = torch.Generator().manual_seed(99)
     training, validation = _curve(4000, generator), _curve(2000, generator)
 
@@ -67,7 +67,7 @@ def _gaussian_floor() -> float:
 
 
 def _quantiles(seed: int) -> Problem:
-    """Nine quantiles of a curve's points, by the pinball loss, whose gradient does not shrink with the loss."""
+    """Nine quantiles of a curve's points. The pinball loss has gradients that don't shrink with it."""
     generator = torch.Generator().manual_seed(99)
     training, validation = _curve(4000, generator), _curve(2000, generator)
     shares = torch.arange(1, 10) / 10
