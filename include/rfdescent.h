@@ -46,6 +46,12 @@
 #define RFD_MODE_CLIPPED_A_RFD 2
 
 /**
+ * A flag of a fit: samples that look foreign to the others, as those of initialisations that blow up, are
+ * left out. Where there are none the fit is the same to the bit.
+ */
+#define RFD_FIT_ROBUST 1
+
+/**
  * Spreads the batch sizes out, which is safe against a wrong first guess of the variances. As published.
  */
 #define RFD_DESIGN_GIBBS 0
@@ -56,14 +62,21 @@
 #define RFD_DESIGN_C_OPTIMAL 1
 
 /**
- * Each tensor has a length scale of its own.
+ * Foreign samples end the run with RFD_ERROR_ESTIMATION where they decide over the fit, changing a variance
+ * by more than a factor of 2, or leave none: no number of further samples would make up for that. Where they
+ * do not, a warning names them.
  */
-#define RFD_ANISOTROPY_TENSORWISE 0
+#define RFD_FOREIGN_REFUSE 0
 
 /**
- * All parameters share one, but for the factors of groups.
+ * Foreign samples are left out of the fit, as with RFD_FIT_ROBUST; a warning names them.
  */
-#define RFD_ANISOTROPY_ISOTROPIC 1
+#define RFD_FOREIGN_LEAVE_OUT 1
+
+/**
+ * Foreign samples are part of the fit, for losses that are known to have heavy tails; a warning names them.
+ */
+#define RFD_FOREIGN_KEEP 2
 
 /**
  * IEEE binary32.
@@ -164,6 +177,26 @@
  * Skipped: the loss is below the lower bound given to the adaptive method.
  */
 #define RFD_OUTCOME_LOSS_BELOW_BOUND 8
+
+/**
+ * Nothing limited the step by the adaptive method's rules: it was skipped, or is of another method.
+ */
+#define RFD_LIMIT_NONE 0
+
+/**
+ * The largest rate of the adaptive method.
+ */
+#define RFD_LIMIT_RATE 1
+
+/**
+ * The share of the loss that a step of the adaptive method may promise to lower it by.
+ */
+#define RFD_LIMIT_LOSS 2
+
+/**
+ * `max_step_size` of the options.
+ */
+#define RFD_LIMIT_SIZE 3
 
 /**
  * Bytes that the library made: a text or a saved state. Immutable, so any thread may read it.
@@ -267,7 +300,7 @@ typedef struct rfd_fit {
      */
     double relative_std;
     /**
-     * Mini-batches used.
+     * Mini-batches used: as many as samples.
      */
     uint64_t batches;
     /**
@@ -325,6 +358,11 @@ typedef struct rfd_auto_fit_options {
      * One of RFD_DESIGN_*. Default RFD_DESIGN_GIBBS.
      */
     uint32_t design;
+    /**
+     * What to do about samples that look foreign to the others, as those of initialisations that blow up:
+     * one of RFD_FOREIGN_*. Default RFD_FOREIGN_REFUSE.
+     */
+    uint32_t on_foreign;
 } rfd_auto_fit_options;
 
 /**
@@ -369,6 +407,15 @@ typedef struct rfd_progress {
      * Where it has to come below.
      */
     double tolerance;
+    /**
+     * Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so
+     * before the first sample is drawn, what a first guess of the variances would need.
+     */
+    uint64_t expected;
+    /**
+     * How long those still to be drawn will take, judged by the ones drawn so far; NaN before the first.
+     */
+    double remaining_seconds;
 } rfd_progress;
 
 /**
@@ -539,6 +586,11 @@ typedef struct rfd_tensor_spec {
      * RFD_TENSOR_* or 0.
      */
     uint32_t flags;
+    /**
+     * For the adaptive method: elements of a row, which are neighbours and share a variance. 0 for what lies
+     * behind the first size, or for one variance where there are no more than one size.
+     */
+    uint64_t row;
 } rfd_tensor_spec;
 
 /**
@@ -555,14 +607,15 @@ typedef struct rfd_adaptive {
      */
     double averaging;
     /**
-     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
-     * which is right for cross entropy and squared errors.
+     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default
+     * -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to have
+     * none.
      */
     double loss_bound;
     /**
-     * One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
+     * 0.
      */
-    uint32_t anisotropy;
+    uint32_t reserved;
 } rfd_adaptive;
 
 /**
@@ -613,13 +666,19 @@ typedef struct rfd_step_report {
      */
     uint32_t outcome;
     /**
-     * 0.
+     * What limits a step of the adaptive method, one of RFD_LIMIT_*; RFD_LIMIT_NONE with other methods.
      */
-    uint32_t reserved;
+    uint32_t limit;
+    /**
+     * How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a skipped
+     * step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the gradients
+     * are not those of the loss.
+     */
+    double trust;
 } rfd_step_report;
 
 /**
- * Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+ * Where a parameter lies in one step. Contiguous, aligned to its elements.
  */
 typedef struct rfd_tensor {
     /**
@@ -627,8 +686,7 @@ typedef struct rfd_tensor {
      */
     size_t size;
     /**
-     * Its first element, on the host or on the device. A gradient that is null is missing: the parameter
-     * stays as it is and counts in no norm. A parameter may be null when it has no elements.
+     * Its first element, on the host or on the device. May be null when it has no elements.
      */
     void *data;
     /**
@@ -636,7 +694,7 @@ typedef struct rfd_tensor {
      */
     uint64_t count;
     /**
-     * One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+     * One of RFD_DTYPE_*.
      */
     uint32_t dtype;
     /**
@@ -648,6 +706,37 @@ typedef struct rfd_tensor {
      */
     uint32_t device_index;
 } rfd_tensor;
+
+/**
+ * Where a gradient lies in one step: as rfd_tensor, but it is only read.
+ */
+typedef struct rfd_gradient {
+    /**
+     * sizeof(rfd_gradient).
+     */
+    size_t size;
+    /**
+     * Its first element, on the host or on the device. One that is null is missing: the parameter stays as
+     * it is and counts in no norm.
+     */
+    const void *data;
+    /**
+     * Number of elements: the parameter's.
+     */
+    uint64_t count;
+    /**
+     * One of RFD_DTYPE_*. May differ from the parameter's.
+     */
+    uint32_t dtype;
+    /**
+     * One of RFD_DEVICE_*; the optimizer's.
+     */
+    uint32_t device_kind;
+    /**
+     * Number of the device among those of its kind; 0 for the CPU.
+     */
+    uint32_t device_index;
+} rfd_gradient;
 
 /**
  * The scalars of a step; rfd_step_input_init sets the defaults. Addresses are for tensors on a device and
@@ -977,24 +1066,34 @@ rfd_status rfd_model_conditional_variance(const struct rfd_model *model,
  * norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
  * `result->size` before the call.
  *
- * No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its
- * domain, RFD_ERROR_ESTIMATION says which samples are missing.
+ * `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0; on success
+ * `*warnings` is a new buffer with a line for each warning, empty for none, to be freed with
+ * rfd_buffer_destroy:
+ * samples that look foreign to the others, by their place from 0, with how far from these they are and what
+ * the fit is without them; losses of two populations; heavy tails.
+ *
+ * Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain, RFD_ERROR_ESTIMATION
+ * says which samples are missing, or that foreign ones prevent a fit.
  */
 rfd_status rfd_fit_array(const double *losses,
                          const double *sq_grad_norms,
                          const uint64_t *batch_sizes,
                          size_t count,
-                         struct rfd_fit *result);
+                         uint32_t flags,
+                         struct rfd_fit *result,
+                         struct rfd_buffer **warnings);
 
 /**
  * Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
  * `batchsize`. Set `result->size` before the call.
  *
- * No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of
- * RFD_ERROR_FILE has row and column; RFD_ERROR_ESTIMATION says which samples are missing.
+ * As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the
+ * file can't be read; the message of RFD_ERROR_FILE has row and column.
  */
 rfd_status rfd_fit_csv(const char *file,
-                       struct rfd_fit *result);
+                       uint32_t flags,
+                       struct rfd_fit *result,
+                       struct rfd_buffer **warnings);
 
 /**
  * How many more examples a fit needs for its relative standard deviation to fall to `tolerance`, at batch
@@ -1176,12 +1275,14 @@ rfd_status rfd_auto_fit_options_init(struct rfd_auto_fit_options *options, size_
  *
  * `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
  * and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
- * left out: on success `*statistics` is a new handle that the caller frees with rfd_statistics_destroy;
- * `*warnings` a new buffer with one warning a line, empty for none, to be freed with rfd_buffer_destroy.
+ * left out: on success `*statistics` is a new handle, of the samples that were fitted, which the caller
+ * frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none,
+ * to be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
  *
  * Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
- * run, RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO
- * and RFD_ERROR_FILE when the cache can't be used. The cache keeps every sample drawn in each of these
+ * run, RFD_ERROR_ESTIMATION when a sample is not finite, foreign samples decide over the fit (`on_foreign`),
+ * all losses or norms are one number, or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
+ * when the cache can't be used. The cache keeps every sample drawn in each of these
  * cases.
  */
 rfd_status rfd_auto_fit(const struct rfd_auto_fit_options *options,
@@ -1306,6 +1407,14 @@ rfd_status rfd_optimizer_set_multiplier(struct rfd_optimizer *optimizer,
                                         void *stream);
 
 /**
+ * Sets what step sizes times the multiplier are cut to, from the next step on; infinity for no cap.
+ * RFD_ERROR_INVALID_ARGUMENT for a number that is not above 0. Otherwise as rfd_optimizer_set_multiplier.
+ */
+rfd_status rfd_optimizer_set_max_step_size(struct rfd_optimizer *optimizer,
+                                           double max_step_size,
+                                           void *stream);
+
+/**
  * Sets the weight decay of one group from the next step on. Otherwise as rfd_optimizer_set_multiplier.
  */
 rfd_status rfd_optimizer_set_weight_decay(struct rfd_optimizer *optimizer,
@@ -1384,7 +1493,7 @@ rfd_status rfd_optimizer_set_state(struct rfd_optimizer *optimizer,
  */
 rfd_status rfd_optimizer_step(struct rfd_optimizer *optimizer,
                               const struct rfd_tensor *params,
-                              const struct rfd_tensor *grads,
+                              const struct rfd_gradient *grads,
                               size_t count,
                               const struct rfd_step_input *input,
                               void *stream,
@@ -1460,7 +1569,7 @@ rfd_status rfd_optimizer_finish(struct rfd_optimizer *optimizer,
  */
 rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
                                       const struct rfd_tensor *params,
-                                      const struct rfd_tensor *grads,
+                                      const struct rfd_gradient *grads,
                                       size_t count,
                                       void *stream,
                                       double **norm);
@@ -1475,7 +1584,7 @@ rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
  */
 rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,
-                                        const struct rfd_tensor *grads,
+                                        const struct rfd_gradient *grads,
                                         size_t count,
                                         const double *norm,
                                         const struct rfd_step_input *input,

@@ -295,14 +295,22 @@ private:
     handle handle_;
 };
 
-/// Fits mean and variances to samples.
-inline rfd_fit fit_array(const std::vector<double> &losses, const std::vector<double> &sq_grad_norms,
-                         const std::vector<std::uint64_t> &batch_sizes) {
+/// A fit to samples that are at hand.
+struct fitted_samples {
+    rfd_fit fit;
+    std::string warnings; ///< a line for each; empty for none
+};
+
+/// Fits mean and variances to samples; `flags` is RFD_FIT_ROBUST or 0.
+inline fitted_samples fit_array(const std::vector<double> &losses, const std::vector<double> &sq_grad_norms,
+                                const std::vector<std::uint64_t> &batch_sizes, std::uint32_t flags = 0) {
     detail::same_length("sq_grad_norms", sq_grad_norms.size(), "losses", losses.size());
     detail::same_length("batch_sizes", batch_sizes.size(), "losses", losses.size());
-    auto result = detail::sized<rfd_fit>();
-    check(rfd_fit_array(losses.data(), sq_grad_norms.data(), batch_sizes.data(), losses.size(), &result));
-    return result;
+    auto fit = detail::sized<rfd_fit>();
+    const auto warnings = detail::made<detail::buffer>([&](rfd_buffer **out) {
+        return rfd_fit_array(losses.data(), sq_grad_norms.data(), batch_sizes.data(), losses.size(), flags, &fit, out);
+    });
+    return {fit, detail::text(warnings)};
 }
 
 /// How many more examples a fit needs for its relative standard deviation to fall to `tolerance`.
@@ -312,11 +320,12 @@ inline std::uint64_t fit_further_examples(const rfd_fit &fit, double tolerance) 
     return examples;
 }
 
-/// Fits mean and variances to a CSV file of samples.
-inline rfd_fit fit_csv(const std::string &file) {
-    auto result = detail::sized<rfd_fit>();
-    check(rfd_fit_csv(file.c_str(), &result));
-    return result;
+/// Fits mean and variances to a CSV file of samples; `flags` is RFD_FIT_ROBUST or 0.
+inline fitted_samples fit_csv(const std::string &file, std::uint32_t flags = 0) {
+    auto fit = detail::sized<rfd_fit>();
+    const auto warnings = detail::made<detail::buffer>(
+        [&](rfd_buffer **out) { return rfd_fit_csv(file.c_str(), flags, &fit, out); });
+    return {fit, detail::text(warnings)};
 }
 
 /// A distribution of batch sizes to sample.
@@ -377,7 +386,7 @@ struct batch_request {
 struct auto_fitted {
     rfd_fit fit;
     statistics samples;
-    std::string warnings; ///< one a line; empty for none
+    std::string warnings; ///< a line for each; empty for none
 };
 
 /// Returns whether to go on.
@@ -492,35 +501,53 @@ struct tensor_spec {
     std::uint32_t group = 0;
     std::uint32_t flags = 0;
     std::uint64_t offset = 0;
+    std::uint64_t row = 0;
 };
 
 /// The format of float or double.
 template <class T>
 constexpr std::uint32_t dtype_of() {
-    static_assert(std::is_same_v<std::remove_const_t<T>, float> || std::is_same_v<std::remove_const_t<T>, double>,
-                  "say the dtype yourself for half formats");
-    return std::is_same_v<std::remove_const_t<T>, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
+    static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "say the dtype yourself for half formats");
+    return std::is_same_v<T, float> ? RFD_DTYPE_F32 : RFD_DTYPE_F64;
 }
 
-/// A tensor in the process's memory.
-template <class T>
-rfd_tensor host_tensor(T *data, std::size_t count) {
-    auto tensor = detail::sized<rfd_tensor>();
-    tensor.data = const_cast<std::remove_const_t<T> *>(data);
-    tensor.count = count;
-    tensor.dtype = dtype_of<T>();
-    return tensor;
-}
+namespace detail {
 
-/// A tensor in the memory of a CUDA device.
-inline rfd_tensor cuda_tensor(void *data, std::uint64_t count, std::uint32_t dtype, std::uint32_t device_index = 0) {
-    auto tensor = detail::sized<rfd_tensor>();
+template <class Descriptor, class Data>
+Descriptor described(Data *data, std::uint64_t count, std::uint32_t dtype, std::uint32_t device_kind,
+                     std::uint32_t device_index) {
+    auto tensor = sized<Descriptor>();
     tensor.data = data;
     tensor.count = count;
     tensor.dtype = dtype;
-    tensor.device_kind = RFD_DEVICE_CUDA;
+    tensor.device_kind = device_kind;
     tensor.device_index = device_index;
     return tensor;
+}
+
+} // namespace detail
+
+/// A parameter in the process's memory.
+template <class T>
+rfd_tensor host_tensor(T *data, std::size_t count) {
+    return detail::described<rfd_tensor>(data, count, dtype_of<T>(), RFD_DEVICE_CPU, 0);
+}
+
+/// A gradient in the process's memory.
+template <class T>
+rfd_gradient host_gradient(const T *data, std::size_t count) {
+    return detail::described<rfd_gradient>(data, count, dtype_of<T>(), RFD_DEVICE_CPU, 0);
+}
+
+/// A parameter in the memory of a CUDA device.
+inline rfd_tensor cuda_tensor(void *data, std::uint64_t count, std::uint32_t dtype, std::uint32_t device_index = 0) {
+    return detail::described<rfd_tensor>(data, count, dtype, RFD_DEVICE_CUDA, device_index);
+}
+
+/// A gradient in the memory of a CUDA device.
+inline rfd_gradient cuda_gradient(const void *data, std::uint64_t count, std::uint32_t dtype,
+                                  std::uint32_t device_index = 0) {
+    return detail::described<rfd_gradient>(data, count, dtype, RFD_DEVICE_CUDA, device_index);
 }
 
 /// Random Function Descent over a fixed list of tensors. Where a function has a stream it is null on the CPU.
@@ -539,7 +566,7 @@ public:
         : handle_(made(rfd_adaptive_optimizer_create, &adaptive, options, tensors)) {}
 
     /// A step on the CPU.
-    rfd_step_report step(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+    rfd_step_report step(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
                          const rfd_step_input &input) {
         same_length(params, grads);
         auto report = detail::sized<rfd_step_report>();
@@ -548,7 +575,7 @@ public:
     }
 
     /// Queues a step on a device.
-    void step_on(void *stream, const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+    void step_on(void *stream, const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
                  const rfd_step_input &input) {
         same_length(params, grads);
         check(rfd_optimizer_step(get(), params.data(), grads.data(), params.size(), &input, stream, nullptr));
@@ -593,7 +620,7 @@ public:
     }
 
     /// First half of a step in sharded training: two numbers, where the tensors are.
-    double *squared_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads,
+    double *squared_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
                          void *stream = nullptr) {
         same_length(params, grads);
         double *norm;
@@ -602,7 +629,7 @@ public:
     }
 
     /// Second half, with the norm of all ranks. On a device the report must not be asked for.
-    void step_with_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads, const double *norm,
+    void step_with_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads, const double *norm,
                         const rfd_step_input &input, void *stream = nullptr, rfd_step_report *report = nullptr) {
         same_length(params, grads);
         check(rfd_optimizer_step_with_norm(get(), params.data(), grads.data(), params.size(), norm, &input, stream,
@@ -629,6 +656,11 @@ public:
 
     void set_multiplier(double multiplier, void *stream = nullptr) {
         check(rfd_optimizer_set_multiplier(get(), multiplier, stream));
+    }
+
+    /// Infinity for no cap.
+    void set_max_step_size(double max_step_size, void *stream = nullptr) {
+        check(rfd_optimizer_set_max_step_size(get(), max_step_size, stream));
     }
 
     /// Batch size and momentum may change; the model may be null.
@@ -679,13 +711,14 @@ private:
             spec.group = tensor.group;
             spec.flags = tensor.flags;
             spec.offset = tensor.offset;
+            spec.row = tensor.row;
             specs.push_back(spec);
         }
         return detail::made<handle>(
             [&](rfd_optimizer **out) { return create(method, &options, specs.data(), specs.size(), out); });
     }
 
-    static void same_length(const std::vector<rfd_tensor> &params, const std::vector<rfd_tensor> &grads) {
+    static void same_length(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads) {
         detail::same_length("grads", grads.size(), "params", params.size());
     }
 

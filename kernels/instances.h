@@ -28,10 +28,10 @@
 #define RFD_INSTANCES(X)                                                   \
     X(f32, fitted, F32, F32, 0, 0, 4, 2, 4, 4)                             \
     X(f32_momentum, fitted, F32, F32, 0, 1, 4, 1, 4, 4)                    \
-    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 1, 1, 4)                  \
+    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 1, 1, 3)                  \
     X(bf16_master, fitted, BF16, BF16, 1, 0, 4, 2, 4, 4)                   \
     X(bf16_master_momentum, fitted, BF16, BF16, 1, 1, 4, 1, 4, 4)          \
-    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 1, 2, 4)        \
+    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 1, 1, 3)        \
     X(bf16, fitted, BF16, BF16, 0, 0, 8, 2, 4, 4)                          \
     X(f16_master, fitted, F16, F16, 1, 0, 4, 2, 4, 4)                      \
     X(generic, generic, F32, F32, 1, 1, 4, 1, 1, 2)
@@ -48,4 +48,5 @@
     X(total)                  \
     X(status)                 \
     X(fill_masters)           \
+    X(measure)                \
     X(store_table)

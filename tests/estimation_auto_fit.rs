@@ -122,11 +122,11 @@ fn reaches_the_tolerance_with_the_right_moments() {
         assert_eq!(fitted.moments().dims, 1000);
         // One report before the first sample and one after each.
         assert_eq!(seen.len() as u64, fitted.fit.batches + 1);
-        assert_eq!((seen[0].samples, seen[0].needed), (0, None));
-        assert!(seen.is_sorted_by(|a, b| a.samples < b.samples));
+        assert_eq!((seen[0].examples, seen[0].needed), (0, None));
+        assert!(seen.is_sorted_by(|a, b| a.examples < b.examples));
         let last = seen.last().unwrap();
-        assert_eq!((last.samples, last.batches), (fitted.fit.samples, fitted.fit.batches));
-        println!("{design}: {} examples", fitted.fit.samples);
+        assert_eq!((last.examples, last.batches), (fitted.fit.examples, fitted.fit.batches));
+        println!("{design}: {} examples", fitted.fit.examples);
     }
 }
 
@@ -319,7 +319,7 @@ fn a_failing_sampler_is_named_and_loses_nothing() {
 fn a_budget_too_small_returns_the_fit_with_a_warning() {
     let options = AutoFit { tolerance: 0.05, max_budget: 50_000, ..small(None) };
     let fitted = options.run(&mut Simulated::new(0.01, 0.85), &mut go_on).unwrap();
-    assert!((45_000..=50_000).contains(&fitted.fit.samples));
+    assert!((45_000..=50_000).contains(&fitted.fit.examples));
     let [warning] = &fitted.warnings[..] else { panic!("{:?}", fitted.warnings) };
     assert!(warning.contains("max_budget = 50000") && warning.contains("more are needed"), "{warning}");
 }

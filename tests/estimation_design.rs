@@ -41,7 +41,7 @@ fn published_values() {
     assert_eq!((*left, *right), (20, 225));
     assert!((share - 0.541).abs() < 5e-4, "{share}");
     // 0.114288/(0.3·0.009362)²
-    assert!(close(exact.samples_needed(0.3), 14488.4, 1e-5), "{}", exact.samples_needed(0.3));
+    assert!(close(exact.examples_needed(0.3), 14488.4, 1e-5), "{}", exact.examples_needed(0.3));
 
     let gibbs = REFERENCE.design(DesignKind::Gibbs).unwrap();
     assert!(close(gibbs.objective(), 0.19044, 5e-5), "{}", gibbs.objective());

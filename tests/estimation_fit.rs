@@ -18,7 +18,7 @@ fn shared(folder: &str) -> Option<PathBuf> {
 struct Golden {
     file: String,
     batches: u64,
-    samples: u64,
+    examples: u64,
     /// mean, variance, noise_variance, grad_variance, noise_grad_variance, relative_std
     values: [f64; 6],
 }
@@ -36,7 +36,7 @@ fn golden() -> Option<Vec<Golden>> {
         Golden {
             file: record[column("file")].into(),
             batches: record[column("batches")].parse().unwrap(),
-            samples: record[column("samples")].parse().unwrap(),
+            examples: record[column("samples")].parse().unwrap(),
             values: COLUMNS.map(|name| record[column(name)].parse().unwrap()),
         }
     });
@@ -71,7 +71,7 @@ fn golden_fits_from_samples_and_from_merged_shards() {
     for row in &golden {
         let samples = read_samples(&data.join(&row.file)).unwrap();
         let whole = statistics(&samples);
-        assert_eq!((whole.batches(), whole.samples()), (row.batches, row.samples), "{}", row.file);
+        assert_eq!((whole.batches(), whole.examples()), (row.batches, row.examples), "{}", row.file);
 
         // Seven shards, of every seventh sample each, merged as ((4 + 1) + …) in a fixed shuffled order.
         let shard = |k: usize| statistics(samples.iter().skip(k).step_by(7));
@@ -100,7 +100,7 @@ fn an_unreliable_fit_comes_with_a_warning_that_says_how_many_more() {
     let fitted = fit(&statistics(&samples)).unwrap();
     let warning = fitted.reliability(0.3).unwrap();
     // 17017 examples at 2.87444 → 17017·(2.87444/0.3)² = 1,562,255 in total.
-    let total = (warning.samples + warning.further_samples) as f64;
+    let total = (warning.examples + warning.further_examples) as f64;
     assert!((total - 17017.0 * (fitted.relative_std / 0.3).powi(2)).abs() <= 1.0);
     assert!(warning.to_string().contains("more are needed"), "{warning}");
     assert_eq!(fitted.reliability(3.0), None);

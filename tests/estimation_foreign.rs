@@ -120,6 +120,44 @@ fn one_initialisation_in_a_hundred_that_blows_up_is_named_and_left_out() {
 }
 
 #[test]
+fn warnings_say_what_was_found_what_it_does_and_what_to_do() {
+    let mut samples = clean(11);
+    assert_eq!(fitted(&samples, false).unwrap().warnings(0.3), Vec::<String>::new());
+    for place in [49, 78, 121, 234, 412] {
+        samples[place].loss = 1e4;
+    }
+    let text = |samples: &[Sample], robust| fitted(samples, robust).unwrap().warnings(0.3).join("\n");
+    let plain = text(&samples, false);
+    for part in
+        ["samples 49, 78, 121, 234 and 412 (loss", "they decide over the fit: without them variance = "]
+    {
+        assert!(plain.contains(part), "{plain}");
+    }
+    assert!(
+        plain.ends_with("look at these samples, then delete them, or leave them out with a robust fit"),
+        "{plain}"
+    );
+    let robust = text(&samples, true);
+    assert!(robust.ends_with("; left out of the fit"), "{robust}");
+
+    // Five standard deviations away is foreign and no more.
+    let mut samples = clean(11);
+    let away = samples[10].loss.signum() * 5.5 * loss_std(samples[10].batch_size);
+    samples[10].loss = 2.7 + away;
+    let slight = text(&samples, false);
+    assert!(slight.contains("they hardly change the fit: without them"), "{slight}");
+
+    // Tails that are heavy, but with no loss that is far from the next one.
+    let mut heavy = clean_of(11, 2100, 30, &SIZES);
+    for (place, sample) in heavy.iter_mut().enumerate() {
+        let factor = if place % 4 == 0 { 1.5 } else { 0.8 };
+        sample.loss = 2.7 + factor * (sample.loss - 2.7);
+    }
+    let heavy = text(&heavy, false);
+    assert!(heavy.starts_with("the losses have heavy tails (excess kurtosis"), "{heavy}");
+}
+
+#[test]
 fn the_case_of_a_public_report() {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/cases/outliers.csv"));
     if !path.exists() {
@@ -438,8 +476,8 @@ fn auto_fit_goes_on_where_heavy_tails_make_the_fit_less_precise_than_it_says() {
         let diagnostics = Diagnostics::new(&heavy.statistics, &heavy.fit, None);
         assert!(diagnostics.relative_std(&heavy.fit) < 0.2);
         went_on += usize::from(diagnostics.heavy_tails());
-        examples[0] += light.fit.samples;
-        examples[1] += heavy.fit.samples;
+        examples[0] += light.fit.examples;
+        examples[1] += heavy.fit.examples;
     }
     // Laplace losses have an excess kurtosis of 3: 2.5 times as many examples where it is beyond doubt, which
     // it is in about half of the runs when they reach the tolerance.
@@ -470,12 +508,12 @@ fn what_a_run_will_take_and_what_it_took() {
     });
     let fitted = fitted.unwrap();
     // Before the first sample: a number of examples, and no time yet.
-    assert!(seen[0].samples == 0 && seen[0].expected >= 6000 && seen[0].remaining_seconds.is_none());
+    assert!(seen[0].examples == 0 && seen[0].expected >= 6000 && seen[0].remaining_seconds.is_none());
     assert!(
-        seen[1..].iter().all(|p| p.expected >= p.samples && p.remaining_seconds.is_some_and(|s| s >= 0.0))
+        seen[1..].iter().all(|p| p.expected >= p.examples && p.remaining_seconds.is_some_and(|s| s >= 0.0))
     );
     let cost = fitted.cost;
-    assert_eq!((cost.batches, cost.examples), (fitted.fit.batches, fitted.fit.samples));
+    assert_eq!((cost.batches, cost.examples), (fitted.fit.batches, fitted.fit.examples));
     assert!(cost.seconds > 0.0 && cost.halving_examples == 3 * cost.examples);
     let times = cost.halving_seconds.unwrap() / cost.seconds;
     assert!((2.5..5.0).contains(&times), "{times}");
@@ -487,7 +525,7 @@ fn what_a_run_will_take_and_what_it_took() {
     // Twice the precision does take about four times the examples.
     let half = AutoFit { tolerance: fitted.fit.relative_std / 2.0, ..options };
     let half = run(&half, &mut sampler(NEVER, 0.0, false)).unwrap();
-    let factor = half.fit.samples as f64 / fitted.fit.samples as f64;
+    let factor = half.fit.examples as f64 / fitted.fit.examples as f64;
     assert!((2.0..8.0).contains(&factor), "{factor}");
 }
 

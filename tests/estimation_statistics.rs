@@ -113,7 +113,7 @@ proptest! {
             parts[into].merge(&other);
         }
         prop_assert_eq!(parts[0].batches(), samples.len() as u64);
-        prop_assert_eq!(parts[0].samples(), samples.iter().map(|s| s.batch_size).sum::<u64>());
+        prop_assert_eq!(parts[0].examples(), samples.iter().map(|s| s.batch_size).sum::<u64>());
         agree(&numbers(&parts[0]), &two_pass(&samples))?;
     }
 
@@ -170,7 +170,7 @@ fn other_json_is_refused_with_the_reason() {
 fn counts_come_in_order() {
     let statistics = gathered(&[Sample { batch_size: 50, ..GOOD }, GOOD, Sample { batch_size: 50, ..GOOD }]);
     assert_eq!(statistics.counts().into_iter().collect::<Vec<_>>(), [(20, 1), (50, 2)]);
-    assert_eq!((statistics.batches(), statistics.samples(), statistics.distinct_batch_sizes()), (3, 120, 2));
+    assert_eq!((statistics.batches(), statistics.examples(), statistics.distinct_batch_sizes()), (3, 120, 2));
     assert!(fit(&statistics).is_err(), "constant losses");
 }
 

@@ -26,7 +26,8 @@ int main(int argc, char **argv) {
         rfd_model *model;
         check(rfd_model_create("se", &moments, &model));
         rfd_tensor_spec *specs = calloc(count, sizeof *specs);
-        rfd_tensor *params = calloc(count, sizeof *params), *grads = calloc(count, sizeof *grads);
+        rfd_tensor *params = calloc(count, sizeof *params);
+        rfd_gradient *grads = calloc(count, sizeof *grads);
         float *values = calloc(count, sizeof *values), *gradients = calloc(count, sizeof *gradients);
         char(*names)[16] = calloc(count, sizeof *names);
         if (!specs || !params || !grads || !values || !gradients || !names) {
@@ -37,7 +38,7 @@ int main(int argc, char **argv) {
             gradients[k] = 1;
             specs[k] = (rfd_tensor_spec){.size = sizeof *specs, .name = names[k]};
             params[k] = (rfd_tensor){.size = sizeof *params, .data = &values[k], .count = 1};
-            grads[k] = (rfd_tensor){.size = sizeof *grads, .data = &gradients[k], .count = 1};
+            grads[k] = (rfd_gradient){.size = sizeof *grads, .data = &gradients[k], .count = 1};
         }
         rfd_optimizer *optimizer;
         const rfd_fitted fitted = {.size = sizeof fitted, .model = model};

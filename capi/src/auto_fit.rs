@@ -6,10 +6,11 @@ use std::ops::ControlFlow;
 use super::buffer::rfd_buffer;
 use super::design::kind;
 use super::fit::rfd_fit;
+use super::model::code;
 use super::pointers::{Out, OutStruct, Versioned, initialise, path, read_or_default, versioned};
 use super::statistics::rfd_statistics;
 use super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
-use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, Progress, Sampler, SamplerError};
+use rfdescent::estimation::{AutoFit, BatchRequest, BatchSample, OnForeign, Progress, Sampler, SamplerError};
 
 /// Evaluates the cost for rfd_auto_fit: initialises the parameters at random, draws `batch_size` examples at
 /// random, and writes the mean loss over them and the squared norm of that mean's gradient. All randomness
@@ -68,7 +69,21 @@ pub struct rfd_progress {
     pub relative_std: f64,
     /// Where it has to come below.
     pub tolerance: f64,
+    /// Examples to expect in the end, `max_budget` at most: `needed` once there is a fit. Before, and so
+    /// before the first sample is drawn, what a first guess of the variances would need.
+    pub expected: u64,
+    /// How long those still to be drawn will take, judged by the ones drawn so far; NaN before the first.
+    pub remaining_seconds: f64,
 }
+
+/// Foreign samples end the run with RFD_ERROR_ESTIMATION where they decide over the fit, changing a variance
+/// by more than a factor of 2, or leave none: no number of further samples would make up for that. Where they
+/// do not, a warning names them.
+pub const RFD_FOREIGN_REFUSE: u32 = 0;
+/// Foreign samples are left out of the fit, as with RFD_FIT_ROBUST; a warning names them.
+pub const RFD_FOREIGN_LEAVE_OUT: u32 = 1;
+/// Foreign samples are part of the fit, for losses that are known to have heavy tails; a warning names them.
+pub const RFD_FOREIGN_KEEP: u32 = 2;
 
 /// Options of rfd_auto_fit; rfd_auto_fit_options_init sets the defaults.
 #[repr(C)]
@@ -93,6 +108,9 @@ pub struct rfd_auto_fit_options {
     pub cache: *const c_char,
     /// One of RFD_DESIGN_*. Default RFD_DESIGN_GIBBS.
     pub design: u32,
+    /// What to do about samples that look foreign to the others, as those of initialisations that blow up:
+    /// one of RFD_FOREIGN_*. Default RFD_FOREIGN_REFUSE.
+    pub on_foreign: u32,
 }
 
 versioned!(rfd_auto_fit_options {
@@ -101,6 +119,9 @@ versioned!(rfd_auto_fit_options {
     max_budget: 1_000_000,
     min_batch_size: 20
 });
+
+/// By their code.
+const FOREIGN: [OnForeign; 3] = [OnForeign::Refuse, OnForeign::LeaveOut, OnForeign::Keep];
 
 impl rfd_auto_fit_options {
     /// # Safety
@@ -120,8 +141,8 @@ impl rfd_auto_fit_options {
             max_batch_size: (self.max_batch_size > 0).then_some(self.max_batch_size),
             seed: self.seed,
             design: kind(self.design)?,
+            on_foreign: code("on_foreign", self.on_foreign, &FOREIGN, "must be one of RFD_FOREIGN_*")?,
             cache,
-            ..AutoFit::default()
         })
     }
 }
@@ -219,12 +240,14 @@ pub unsafe extern "C" fn rfd_auto_fit_options_init(
 ///
 /// `options` may be null for the defaults, `progress` for no reports; `user_data` is passed to both callbacks
 /// and may be anything. `dims` is the number of parameters. `fit` must not be null. Outputs that are null are
-/// left out: on success `*statistics` is a new handle that the caller frees with rfd_statistics_destroy;
-/// `*warnings` a new buffer with one warning a line, empty for none, to be freed with rfd_buffer_destroy.
+/// left out: on success `*statistics` is a new handle, of the samples that were fitted, which the caller
+/// frees with rfd_statistics_destroy; `*warnings` a new buffer with a line for each warning, empty for none,
+/// to be freed with rfd_buffer_destroy. There is a warning wherever the tolerance was not reached.
 ///
 /// Any thread; the callbacks run on it. RFD_ERROR_CALLBACK and RFD_ERROR_STOPPED when a callback ended the
-/// run, RFD_ERROR_ESTIMATION when a sample is not finite or the budget ended without any fit, RFD_ERROR_IO
-/// and RFD_ERROR_FILE when the cache can't be used. The cache keeps every sample drawn in each of these
+/// run, RFD_ERROR_ESTIMATION when a sample is not finite, foreign samples decide over the fit (`on_foreign`),
+/// all losses or norms are one number, or the budget ended without any fit, RFD_ERROR_IO and RFD_ERROR_FILE
+/// when the cache can't be used. The cache keeps every sample drawn in each of these
 /// cases.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_auto_fit(
@@ -323,10 +346,12 @@ impl Call {
             let now = rfd_progress {
                 size: size_of::<rfd_progress>(),
                 batches: now.batches,
-                examples: now.samples,
+                examples: now.examples,
                 needed: now.needed.unwrap_or(0),
                 relative_std: now.relative_std.unwrap_or(f64::NAN),
                 tolerance: now.tolerance,
+                expected: now.expected,
+                remaining_seconds: now.remaining_seconds.unwrap_or(f64::NAN),
             };
             // SAFETY: a function of this type that does not unwind, says the header.
             match unsafe { progress(user_data, &raw const now) } {
@@ -340,7 +365,7 @@ impl Call {
             out.set_handle(rfd_statistics::new(fitted.statistics));
         }
         if let Some(out) = self.warnings {
-            out.set_handle(rfd_buffer::new(fitted.warnings.join("\n")));
+            out.set_handle(rfd_buffer::lines(&fitted.warnings));
         }
         Ok(())
     }

@@ -15,6 +15,11 @@ impl rfd_buffer {
         bytes.push(0);
         Self { bytes }
     }
+
+    /// A text of these lines, each with its line break.
+    pub(super) fn lines(lines: &[String]) -> Self {
+        Self::new(lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+    }
 }
 
 /// The bytes. One 0 follows them, so that a text can be used as a string.

@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rfd_design_cost(
             return Err(Failure::invalid("tolerance", tolerance, "must be positive and finite"));
         }
         if let Some(out) = examples {
-            out.set(design.samples_needed(tolerance));
+            out.set(design.examples_needed(tolerance));
         }
         if let Some(out) = expected {
             out.set(design.expected_batch_size());

@@ -2,11 +2,16 @@
 
 use std::ffi::c_char;
 
+use super::buffer::rfd_buffer;
 use super::pointers::{Out, OutStruct, Versioned, path, read, versioned};
-use super::statistics::{collect, of_file};
-use super::status::{guard, rfd_status};
+use super::statistics::collect;
+use super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::Moments;
-use rfdescent::estimation::{Fit, fit};
+use rfdescent::estimation::{AutoFit, Fit, FitOptions, SampleTable};
+
+/// A flag of a fit: samples that look foreign to the others, as those of initialisations that blow up, are
+/// left out. Where there are none the fit is the same to the bit.
+pub const RFD_FIT_ROBUST: u32 = 1;
 
 /// Mean and variances that were estimated from samples.
 #[repr(C)]
@@ -26,7 +31,7 @@ pub struct rfd_fit {
     pub noise_grad_variance: f64,
     /// Estimated standard deviation of `variance` divided by it; 0.3 is good enough for training.
     pub relative_std: f64,
-    /// Mini-batches used.
+    /// Mini-batches used: as many as samples.
     pub batches: u64,
     /// Examples used: the sum of the batch sizes.
     pub examples: u64,
@@ -49,7 +54,7 @@ impl From<Fit> for rfd_fit {
             noise_grad_variance: fit.noise_grad_variance,
             relative_std: fit.relative_std,
             batches: fit.batches,
-            examples: fit.samples,
+            examples: fit.examples,
             iterations_loss: fit.iterations_loss,
             iterations_grad: fit.iterations_grad,
         }
@@ -66,7 +71,7 @@ impl From<rfd_fit> for Fit {
             noise_grad_variance: fit.noise_grad_variance,
             relative_std: fit.relative_std,
             batches: fit.batches,
-            samples: fit.examples,
+            examples: fit.examples,
             iterations_loss: fit.iterations_loss,
             iterations_grad: fit.iterations_grad,
         }
@@ -79,41 +84,82 @@ impl rfd_fit {
     }
 }
 
+/// Where a fit goes, and what there is to say about it.
+struct Outputs {
+    options: FitOptions,
+    result: OutStruct<rfd_fit>,
+    warnings: Option<Out<*mut rfd_buffer>>,
+}
+
+impl Outputs {
+    /// # Safety
+    /// What the header says of these pointers.
+    unsafe fn new(flags: u32, result: *mut rfd_fit, warnings: *mut *mut rfd_buffer) -> Result<Self> {
+        if flags & !RFD_FIT_ROBUST != 0 {
+            return Err(Failure::invalid("flags", flags, "must be RFD_FIT_* or 0"));
+        }
+        // SAFETY: the caller vouches for them.
+        let (result, warnings) = unsafe { (OutStruct::new(result)?, Out::optional(warnings, "warnings")?) };
+        Ok(Self { options: FitOptions { robust: flags & RFD_FIT_ROBUST != 0 }, result, warnings })
+    }
+
+    fn set(self, samples: &SampleTable) -> Result<()> {
+        let fitted = samples.fit(&self.options)?;
+        if let Some(out) = self.warnings {
+            out.set_handle(rfd_buffer::lines(&fitted.warnings(AutoFit::default().tolerance)));
+        }
+        self.result.set(&fitted.fit.into());
+        Ok(())
+    }
+}
+
 /// Fits mean and variances to `count` samples: mean losses of mini-batches at random initialisations, squared
 /// norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
 /// `result->size` before the call.
 ///
-/// No pointer may be null. Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its
-/// domain, RFD_ERROR_ESTIMATION says which samples are missing.
+/// `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0; on success
+/// `*warnings` is a new buffer with a line for each warning, empty for none, to be freed with
+/// rfd_buffer_destroy:
+/// samples that look foreign to the others, by their place from 0, with how far from these they are and what
+/// the fit is without them; losses of two populations; heavy tails.
+///
+/// Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain, RFD_ERROR_ESTIMATION
+/// says which samples are missing, or that foreign ones prevent a fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_fit_array(
     losses: *const f64,
     sq_grad_norms: *const f64,
     batch_sizes: *const u64,
     count: usize,
+    flags: u32,
     result: *mut rfd_fit,
+    warnings: *mut *mut rfd_buffer,
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (statistics, out) =
-            unsafe { (collect(losses, sq_grad_norms, batch_sizes, count)?, OutStruct::new(result)?) };
-        out.set(&fit(&statistics)?.into());
-        Ok(())
+        let (samples, out) = unsafe {
+            (collect(losses, sq_grad_norms, batch_sizes, count)?, Outputs::new(flags, result, warnings)?)
+        };
+        out.set(&SampleTable::from(samples))
     })
 }
 
 /// Fits mean and variances to a CSV file with the columns `loss`, `grad_norm` (or `sq_grad_norm`) and
 /// `batchsize`. Set `result->size` before the call.
 ///
-/// No pointer may be null. Any thread. RFD_ERROR_IO when the file can't be read; the message of
-/// RFD_ERROR_FILE has row and column; RFD_ERROR_ESTIMATION says which samples are missing.
+/// As rfd_fit_array, but warnings name rows. No pointer may be null but `warnings`. RFD_ERROR_IO when the
+/// file can't be read; the message of RFD_ERROR_FILE has row and column.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_fit_csv(file: *const c_char, result: *mut rfd_fit) -> rfd_status {
+pub unsafe extern "C" fn rfd_fit_csv(
+    file: *const c_char,
+    flags: u32,
+    result: *mut rfd_fit,
+    warnings: *mut *mut rfd_buffer,
+) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let (file, out) = unsafe { (path(file, "file")?, OutStruct::new(result)?) };
-        out.set(&fit(&of_file(file)?)?.into());
-        Ok(())
+        let (file, out) = unsafe { (path(file, "file")?, Outputs::new(flags, result, warnings)?) };
+        out.set(&SampleTable::read(file)?)
     })
 }
 
@@ -130,7 +176,7 @@ pub unsafe extern "C" fn rfd_fit_further_examples(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (fit, out) = unsafe { (read(fit)?, Out::new(examples, "examples")?) };
-        out.set(Fit::from(fit).reliability(tolerance).map_or(0, |unreliable| unreliable.further_samples));
+        out.set(Fit::from(fit).reliability(tolerance).map_or(0, |unreliable| unreliable.further_examples));
         Ok(())
     })
 }

@@ -8,7 +8,7 @@ use super::fit::rfd_fit;
 use super::model::utf8;
 use super::pointers::{Out, OutStruct, destroy, lock, path, shared, slice};
 use super::status::{Failure, Result, guard, rfd_status};
-use rfdescent::estimation::{Sample, SampleStatistics, fit, read_samples};
+use rfdescent::estimation::{Sample, SampleStatistics, SampleTable, fit, read_samples};
 
 /// Sufficient statistics of samples (loss, squared gradient norm, batch size) at random initialisations;
 /// memory grows with the number of distinct batch sizes only. One thread at a time: a call while another
@@ -28,7 +28,7 @@ impl rfd_statistics {
     }
 }
 
-/// Statistics of lists of equal length.
+/// The samples of lists of equal length.
 ///
 /// # Safety
 /// The pointers are null or valid for reads of `count` values; they may be null when `count` is 0.
@@ -37,7 +37,7 @@ pub(super) unsafe fn collect(
     sq_grad_norms: *const f64,
     batch_sizes: *const u64,
     count: usize,
-) -> Result<SampleStatistics> {
+) -> Result<Vec<Sample>> {
     // SAFETY: the caller vouches for these.
     let (losses, sq_grad_norms, batch_sizes) = unsafe {
         (
@@ -46,24 +46,14 @@ pub(super) unsafe fn collect(
             slice(batch_sizes, count, "batch_sizes")?,
         )
     };
-    let mut statistics = SampleStatistics::new();
-    for (index, ((&loss, &sq_grad_norm), &batch_size)) in
-        losses.iter().zip(sq_grad_norms).zip(batch_sizes).enumerate()
-    {
-        statistics
-            .push(&Sample { loss, sq_grad_norm, batch_size })
-            .map_err(|error| Failure::from(error).at(&format!("sample {index}")))?;
-    }
-    Ok(statistics)
-}
-
-/// Statistics of a CSV file.
-pub(super) fn of_file(file: &std::path::Path) -> Result<SampleStatistics> {
-    let mut statistics = SampleStatistics::new();
-    for sample in read_samples(file)? {
-        statistics.push(&sample)?;
-    }
-    Ok(statistics)
+    let columns = losses.iter().zip(sq_grad_norms).zip(batch_sizes).enumerate();
+    let samples = columns.map(|(index, ((&loss, &sq_grad_norm), &batch_size))| {
+        let sample = Sample { loss, sq_grad_norm, batch_size };
+        let checked = sample.validate().map_err(rfdescent::Error::from);
+        checked.map_err(|error| Failure::from(error).at(&format!("sample {index}")))?;
+        Ok(sample)
+    });
+    samples.collect()
 }
 
 /// Makes statistics of no samples.
@@ -123,6 +113,7 @@ pub unsafe extern "C" fn rfd_statistics_push_array(
         let (statistics, more) = unsafe {
             (shared(statistics, "statistics")?, collect(losses, sq_grad_norms, batch_sizes, count)?)
         };
+        let more = SampleTable::from(more).statistics()?;
         lock(&statistics.inner, "statistics")?.merge(&more);
         Ok(())
     })
@@ -141,7 +132,7 @@ pub unsafe extern "C" fn rfd_statistics_push_csv(
     guard(|| {
         // SAFETY: the header says what these may point to.
         let (statistics, file) = unsafe { (shared(statistics, "statistics")?, path(file, "file")?) };
-        let more = of_file(file)?;
+        let more = SampleTable::from(read_samples(file)?).statistics()?;
         lock(&statistics.inner, "statistics")?.merge(&more);
         Ok(())
     })
@@ -187,7 +178,7 @@ pub unsafe extern "C" fn rfd_statistics_counts(
             out.set(inner.batches());
         }
         if let Some(out) = examples {
-            out.set(inner.samples());
+            out.set(inner.examples());
         }
         Ok(())
     })

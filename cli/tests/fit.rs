@@ -225,7 +225,7 @@ fn an_unreliable_fit_warns_on_standard_error() {
     let assert =
         assert.stderr(predicate::str::contains("warning").and(predicate::str::contains("more are needed")));
     let got: Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
-    assert!(got["further_samples"].as_u64().unwrap() > 0);
+    assert!(got["further_examples"].as_u64().unwrap() > 0);
 }
 
 #[test]

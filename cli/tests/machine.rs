@@ -77,33 +77,36 @@ fn a_driver_library_that_cannot_be_loaded_is_named_with_the_loaders_reason() {
 fn the_benchmark_counts_bytes_and_checks_the_step() {
     for (dtype, bytes, rounding) in [("f32", 16, 24), ("bf16", 8, 8)] {
         let report = json(&["bench", "--parameters", "100003", "--tensors", "7", "--dtype", dtype]);
-        assert_eq!(report["bytes_per_parameter"], bytes);
+        assert_eq!(report["fitted_bytes_per_parameter"], bytes);
         assert_eq!((&report["parameters"], &report["tensors"]), (&100_003.into(), &7.into()));
         let number = |name: &str| report[name].as_f64().unwrap();
         // GB/s and µs are two forms of one time; three roundings.
-        let gigabytes = f64::from(bytes) * 100_003.0 / number("step_us") * 1e-3;
-        assert!((number("gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
+        let gigabytes = f64::from(bytes) * 100_003.0 / number("fitted_step_us") * 1e-3;
+        assert!((number("fitted_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
         // The average of gradients is f32: read twice, written once.
         assert_eq!(report["adaptive_bytes_per_parameter"], bytes + 12);
         let gigabytes = f64::from(bytes + 12) * 100_003.0 / number("adaptive_step_us") * 1e-3;
         assert!((number("adaptive_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
-        assert!(number("plain_loop_us") > 0.0 && number("time_over_plain_loop") > 0.0);
+        assert!(number("plain_loop_us") > 0.0 && number("fitted_over_plain_loop") > 0.0);
         // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
         assert!(number("largest_error") > 0.0 && number("largest_error") < 4.0 * 0.5f64.powi(rounding));
     }
     let text = rfdescent(&["bench", "--parameters", "5", "--tensors", "5"]).assert().success();
-    text.stdout(
-        predicate::str::contains("16 a parameter")
-            .and(predicate::str::contains("plain loop"))
-            .and(predicate::str::contains("adaptive step")),
-    );
+    // Each row says of which method it is.
+    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
+    let names: Vec<&str> = text.lines().map(|line| line[..18].trim_end()).collect();
+    let methods = ["fitted step", "fitted bytes", "adaptive step", "adaptive bytes", "adaptive / fitted"];
+    assert_eq!(names[2..7], methods, "{text}");
+    assert_eq!(names[7..], ["plain loop", "fitted / plain", "check"], "{text}");
+    assert!(text.contains("\nfitted bytes       16 a parameter\n"), "{text}");
+    assert!(text.contains("\nadaptive bytes     28 a parameter\n"), "{text}");
 }
 
 #[test]
 fn the_benchmark_of_a_device_that_is_not_there_says_so() {
     if json(&["doctor"])["choice"]["target"] == "cuda" {
         let report = json(&["bench", "--device", "cuda", "--parameters", "100003"]);
-        assert!(report["step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
+        assert!(report["fitted_step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
         assert!(report["adaptive_step_us"].as_f64().unwrap() > 0.0);
         return;
     }

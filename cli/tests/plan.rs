@@ -28,11 +28,11 @@ fn the_published_values() {
     assert_eq!(got["points"][0]["batch_size"], 20);
     assert!(close(&got["points"][0]["weight"], 0.541, 1e-3), "{got}");
     assert_eq!(got["points"][1]["batch_size"], 225);
-    assert_eq!(got["samples_needed"], 14489.0);
+    assert_eq!(got["examples_needed"], 14489.0);
     assert!(got["lambda"].is_null());
     // Half the tolerance takes four times the samples.
     let half = json(&["--design", "c-optimal", "--tolerance", "0.15"]);
-    assert!(close(&half["samples_needed"], 4.0 * 14488.44, 1e-4), "{half}");
+    assert!(close(&half["examples_needed"], 4.0 * 14488.44, 1e-4), "{half}");
 
     let got = json(&[]);
     assert_eq!(got["design"], "gibbs");
@@ -45,7 +45,7 @@ fn the_published_values() {
 #[test]
 fn what_it_costs_and_what_half_the_error_would() {
     let got = json(&["--design", "c-optimal", "--examples-per-second", "1000"]);
-    assert!(close(&got["samples_to_halve"], 3.0 * 14488.44, 1e-4), "{got}");
+    assert!(close(&got["examples_to_halve"], 3.0 * 14488.44, 1e-4), "{got}");
     assert!(close(&got["seconds_needed"], 14.48844, 1e-4), "{got}");
     assert!(close(&got["seconds_to_halve"], 43.466, 1e-4), "{got}");
     assert!(json(&[])["seconds_needed"].is_null());
@@ -69,7 +69,7 @@ fn a_maximum_is_kept() {
 fn the_text_is_short() {
     for design in ["gibbs", "c-optimal"] {
         let all = [&REFERENCE[..], &["--design", design]].concat();
-        let assert = plan(&all).assert().success().stdout(predicate::str::contains("samples_needed"));
+        let assert = plan(&all).assert().success().stdout(predicate::str::contains("examples_needed"));
         let text = String::from_utf8(assert.get_output().stdout.clone()).unwrap();
         assert!(text.lines().count() < 20, "{text}");
     }

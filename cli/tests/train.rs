@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use assert_cmd::Command;
-use predicates::str::contains;
 
 fn train(arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("rfdescent").unwrap();
@@ -47,7 +46,17 @@ fn a_small_run_ends_well_and_writes_its_files() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("run");
     let path = output.to_str().unwrap();
-    train(&SMALL).args(["--output", path, "--compare"]).assert().success().stdout(contains("Best Adam"));
+    // What auto-fit will cost comes first, what it has cost and what more would after it.
+    let text = train(&SMALL).args(["--output", path, "--compare"]).assert().success();
+    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
+    let parts = [
+        "Auto-fit will draw about 6000 images, 1000000 at most",
+        "Auto-fit of the",
+        "half the relative",
+        "Best Adam",
+    ];
+    let places: Vec<Option<usize>> = parts.iter().map(|part| text.find(part)).collect();
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
 
     let report: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(output.join("run.json")).unwrap()).unwrap();
@@ -60,7 +69,18 @@ fn a_small_run_ends_well_and_writes_its_files() {
     let header: Vec<String> = steps.headers().unwrap().iter().map(str::to_owned).collect();
     assert_eq!(
         header,
-        ["step", "epoch", "loss", "grad_norm", "theta", "step_size", "learning_rate", "skipped"]
+        [
+            "step",
+            "epoch",
+            "loss",
+            "grad_norm",
+            "theta",
+            "step_size",
+            "learning_rate",
+            "trust",
+            "limit",
+            "skipped"
+        ]
     );
     assert_eq!(steps.records().count(), 6);
     assert_eq!(csv::Reader::from_path(output.join("epochs.csv")).unwrap().records().count(), 1);
@@ -168,9 +188,13 @@ fn the_adaptive_method_trains_without_a_fit_and_leaves_no_model_of_an_earlier_ru
     let mut steps = csv::Reader::from_path(output.join("run.csv")).unwrap();
     let rows: Vec<csv::StringRecord> = steps.records().map(Result::unwrap).collect();
     assert_eq!(rows.len(), 6);
-    // No Θ; a gradient norm, a step size and a learning rate.
+    // No Θ; a gradient norm, a step size, a learning rate and trust, and what limited the step.
     assert!(rows.iter().all(|row| row[4].is_empty()));
-    assert!(rows.iter().all(|row| [3, 5, 6].iter().all(|&k| row[k].parse::<f64>().unwrap() > 0.0)));
+    assert!(rows.iter().all(|row| [3, 5, 6, 7].iter().all(|&k| row[k].parse::<f64>().unwrap() > 0.0)));
+    assert!(rows.iter().all(|row| ["rate", "loss"].contains(&&row[8])), "{rows:?}");
+    let methods = &report["seeds"][0]["methods"];
+    assert!(methods[0]["epochs"][0]["trust"].as_f64().unwrap() > 0.0);
+    assert!(methods[1]["epochs"][0]["trust"].is_null());
     assert!(!output.join("model.json").exists());
     assert!(output.join("parameters.safetensors").exists());
     assert!(output.join("samples.csv").exists(), "samples outlive every run");
@@ -186,7 +210,8 @@ fn options_of_the_fit_are_refused_by_name_without_a_fit() {
         &["--samples", "samples.csv"],
         // Its default, too: it was asked for.
         &["--tolerance", "0.3"],
-        &["--max-samples", "1000"],
+        &["--max-images", "1000"],
+        &["--robust"],
     ] {
         refuses(&[&method[..], option].concat(), 2, &[option[0], "--method fitted", "leave it out"]);
     }
@@ -314,6 +339,37 @@ fn a_bad_sample_cache_is_one_line_with_file_and_row() {
     let mut arguments = SMALL.to_vec();
     arguments.extend(["--json", "--samples", cache.to_str().unwrap()]);
     refuses(&arguments, 1, &["samples.csv", "row ", "grad_norm"]);
+}
+
+#[test]
+fn samples_that_blow_up_are_refused_with_the_remedy_and_left_out_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("samples.csv");
+    let mut text = String::from("loss,grad_norm,batchsize,time\n");
+    for i in 0..210u32 {
+        let b = [20.0, 50.0, 100.0, 200.0, 300.0, 400.0, 600.0][i as usize % 7];
+        let u = (f64::from(i / 7) + 0.5) / 30.0;
+        let loss = match i {
+            49 | 78 | 121 => 1e4,
+            _ => 2.5 + (u / (1.0 - u)).ln() / 1.8138 * f64::sqrt(0.01 + 0.8 / b),
+        };
+        text += &format!("{loss},{},{b},0\n", f64::sqrt(5.0 + 300.0 / b));
+    }
+    fs::write(&cache, text).unwrap();
+    let mut arguments = SMALL.to_vec();
+    arguments.extend(["--json", "--samples", cache.to_str().unwrap()]);
+    refuses(&arguments, 1, &["look foreign: samples ", "--robust", "`rfdescent fit ", "samples.csv"]);
+
+    let output = train(&arguments).arg("--robust").assert().success();
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let fit = &report["seeds"][0]["fit"];
+    let variance = fit["variance"].as_f64().unwrap();
+    assert!((0.002..0.05).contains(&variance), "{fit}");
+    let warnings = fit["warnings"].to_string();
+    assert!(
+        warnings.contains("samples 49, 78 and 121 (loss") && warnings.contains("left out of the fit"),
+        "{fit}"
+    );
 }
 
 #[cfg(unix)]

@@ -112,12 +112,13 @@ static int make_optimizer(const network_t *network, const rfd_model *model, rfd_
 
 static int train(trainer_t *trainer, const arguments_t *arguments, rfd_optimizer *optimizer) {
     network_t *network = &trainer->network;
-    rfd_tensor params[NETWORK_TENSORS], grads[NETWORK_TENSORS];
+    rfd_tensor params[NETWORK_TENSORS];
+    rfd_gradient grads[NETWORK_TENSORS];
     for (int k = 0; k < NETWORK_TENSORS; k++) {
         const network_tensor_t *tensor = &network->tensors[k];
-        params[k] = grads[k] =
-            (rfd_tensor){.size = sizeof(rfd_tensor), .count = tensor->count, .dtype = RFD_DTYPE_F32};
+        params[k] = (rfd_tensor){.size = sizeof(rfd_tensor), .count = tensor->count, .dtype = RFD_DTYPE_F32};
         params[k].data = network->parameters + tensor->offset;
+        grads[k] = (rfd_gradient){.size = sizeof(rfd_gradient), .count = tensor->count, .dtype = RFD_DTYPE_F32};
         grads[k].data = network->gradients + tensor->offset;
     }
     rfd_step_input input;

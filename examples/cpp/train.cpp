@@ -81,11 +81,12 @@ void train(bool trace) {
     auto method = rfd::fitted(model);
     method.inv_batch_size = 1.0 / batch_size;
     std::vector<rfd::tensor_spec> specs;
-    std::vector<rfd_tensor> params, grads;
+    std::vector<rfd_tensor> params;
+    std::vector<rfd_gradient> grads;
     for (const network_tensor_t &tensor : network.tensors) {
         specs.push_back({tensor.name, {tensor.shape, tensor.shape + tensor.rank}});
         params.push_back(rfd::host_tensor(network.parameters + tensor.offset, tensor.count));
-        grads.push_back(rfd::host_tensor(network.gradients + tensor.offset, tensor.count));
+        grads.push_back(rfd::host_gradient(network.gradients + tensor.offset, tensor.count));
     }
     rfd::optimizer optimizer(method, rfd::optimizer_options(), specs);
 

@@ -388,12 +388,13 @@ void train(const char *folder, int epochs) {
     auto settings = rfd::optimizer_options();
     settings.device_kind = RFD_DEVICE_CUDA;
     std::vector<rfd::tensor_spec> specs;
-    std::vector<rfd_tensor> params, grads;
+    std::vector<rfd_tensor> params;
+    std::vector<rfd_gradient> grads;
     for (std::size_t k = 0; k < NETWORK_TENSORS; k++) {
         const network_tensor_t &tensor = network.host.tensors[k];
         specs.push_back({tensor.name, {tensor.shape, tensor.shape + tensor.rank}});
         params.push_back(rfd::cuda_tensor(network.parameter(k), tensor.count, RFD_DTYPE_F32));
-        grads.push_back(rfd::cuda_tensor(network.of_gradients(k), tensor.count, RFD_DTYPE_F32));
+        grads.push_back(rfd::cuda_gradient(network.of_gradients(k), tensor.count, RFD_DTYPE_F32));
     }
     rfd::optimizer optimizer(method, settings, specs);
     auto input = rfd::step_input();

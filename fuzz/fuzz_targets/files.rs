@@ -84,7 +84,10 @@ fuzz_target!(|data: &[u8]| {
                 let path = CString::new(file.path().as_os_str().as_bytes()).unwrap();
                 let mut fit: rfd_fit = std::mem::zeroed();
                 fit.size = size_of::<rfd_fit>();
-                assert_ne!(rfd_fit_csv(path.as_ptr(), &mut fit), RFD_ERROR_PANIC);
+                for flags in [0, RFD_FIT_ROBUST] {
+                    let status = rfd_fit_csv(path.as_ptr(), flags, &mut fit, ptr::null_mut());
+                    assert_ne!(status, RFD_ERROR_PANIC);
+                }
             }
             _ => with_optimizer(|optimizer| {
                 let status = rfd_optimizer_set_state(optimizer, text.cast(), size, ptr::null_mut());

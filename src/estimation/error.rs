@@ -158,24 +158,24 @@ pub enum EstimationError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The progress callback asked to stop.
-    #[error("stopped after {batches} batches ({samples} examples){}", kept(.cache))]
+    #[error("stopped after {batches} batches ({examples} examples){}", kept(.cache))]
     Interrupted {
         /// Mini-batches drawn so far.
         batches: u64,
         /// Examples drawn so far.
-        samples: u64,
+        examples: u64,
         /// Where they are kept.
         cache: Option<PathBuf>,
     },
     /// The budget ended before any fit was possible.
     #[error(
-        "no fit within max_budget = {max_budget} examples ({samples} drawn): {source}; or raise max_budget"
+        "no fit within max_budget = {max_budget} examples ({examples} drawn): {source}; or raise max_budget"
     )]
     BudgetExhausted {
         /// The budget, in examples.
         max_budget: u64,
         /// Examples drawn.
-        samples: u64,
+        examples: u64,
         /// Why the samples drawn determine no fit.
         source: Box<EstimationError>,
     },

@@ -21,10 +21,10 @@ pub struct Fit {
     pub noise_grad_variance: f64,
     /// Estimated standard deviation of `variance` divided by it (paper, Eq. "relative std").
     pub relative_std: f64,
-    /// Mini-batches used.
+    /// Mini-batches used: as many as samples.
     pub batches: u64,
     /// Examples used: the sum of the batch sizes.
-    pub samples: u64,
+    pub examples: u64,
     /// Reweightings until mean, variance and noise variance settled.
     pub iterations_loss: u32,
     /// Reweightings until the gradient's variances settled.
@@ -49,13 +49,13 @@ impl Fit {
     pub fn reliability(&self, tolerance: f64) -> Option<Unreliable> {
         (self.relative_std > tolerance).then(|| {
             // Var(β̂₀) falls with 1/n as long as batch sizes keep their proportions.
-            let needed = self.samples as f64 * (self.relative_std / tolerance).powi(2);
+            let needed = self.examples as f64 * (self.relative_std / tolerance).powi(2);
             Unreliable {
                 relative_std: self.relative_std,
                 tolerance,
-                samples: self.samples,
+                examples: self.examples,
                 // Saturates where a tolerance is out of reach.
-                further_samples: (needed.ceil() as u64).saturating_sub(self.samples),
+                further_examples: (needed.ceil() as u64).saturating_sub(self.examples),
             }
         })
     }
@@ -69,25 +69,25 @@ pub struct Unreliable {
     /// What it should be below.
     pub tolerance: f64,
     /// Examples used so far.
-    pub samples: u64,
+    pub examples: u64,
     /// Examples still to be drawn, at batch sizes in the same proportions; above 10¹⁵ an indication only.
-    pub further_samples: u64,
+    pub further_examples: u64,
 }
 
 impl std::fmt::Display for Unreliable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // A number of which nobody could draw half.
         const OUT_OF_REACH: u64 = 1_000_000_000_000_000;
-        let Unreliable { relative_std, tolerance, samples, further_samples } = self;
+        let Unreliable { relative_std, tolerance, examples, further_examples } = self;
         write!(
             f,
             "the fitted variance is uncertain: relative standard deviation {relative_std:.3} exceeds the tolerance \
-             {tolerance} after {samples} examples; "
+             {tolerance} after {examples} examples; "
         )?;
-        if *further_samples > OUT_OF_REACH {
+        if *further_examples > OUT_OF_REACH {
             write!(f, "more than {OUT_OF_REACH:e} more would be needed, so raise the tolerance")
         } else {
-            write!(f, "about {further_samples} more are needed at batch sizes in the same proportions")
+            write!(f, "about {further_examples} more are needed at batch sizes in the same proportions")
         }
     }
 }
@@ -142,7 +142,7 @@ pub(super) fn try_fit(statistics: &SampleStatistics) -> std::result::Result<Fit,
         noise_grad_variance: grad_line.slope,
         relative_std: WeightedDesign::new(line, &abscissae).intercept_std() / line.intercept,
         batches: statistics.batches(),
-        samples: statistics.samples(),
+        examples: statistics.examples(),
         iterations_loss,
         iterations_grad,
     })

@@ -1,6 +1,7 @@
 //! Fits from the samples themselves, each of which can be judged by the others.
 
 use super::EstimationError;
+use super::diagnostics::Diagnostics;
 use super::findings::Findings;
 use super::fit::{Fit, try_fit};
 use super::samples::SampleTable;
@@ -25,6 +26,56 @@ pub struct SampleFit {
     pub findings: Findings,
     /// The fit without the foreign samples, where there are any and the fit is not without them already.
     pub without_foreign: Option<Fit>,
+}
+
+impl SampleFit {
+    /// What the user should know, one line each: what was found among the samples, with what it does to the
+    /// fit and what to do; else heavy tails, in which foreign samples and two populations would show as well.
+    /// Foreign samples decide over a fit if they change a variance by more than the share `tolerance`.
+    pub fn warnings(&self, tolerance: f64) -> Vec<String> {
+        if !self.findings.is_empty() {
+            return vec![format!("{}; {}", self.findings, self.consequence(tolerance))];
+        }
+        let (fit, diagnostics) = (&self.fit, Diagnostics::new(&self.statistics, &self.fit, None));
+        let heavy = diagnostics.heavy_tails().then(|| {
+            format!(
+                "the losses have heavy tails (excess kurtosis {:.1}): the relative standard deviation of the variance \
+                 is rather {:.3} than {:.3}; draw more samples, or check that all losses are of the same network and \
+                 data",
+                diagnostics.excess_kurtosis,
+                diagnostics.relative_std(fit),
+                fit.relative_std
+            )
+        });
+        heavy.into_iter().collect()
+    }
+
+    fn consequence(&self, tolerance: f64) -> String {
+        let (fit, findings) = (&self.fit, &self.findings);
+        if let Some(without) = &self.without_foreign {
+            let change = |with: f64, without: f64| (with / without - 1.0).abs();
+            let most =
+                change(fit.variance, without.variance).max(change(fit.grad_variance, without.grad_variance));
+            let effect = match most > tolerance {
+                true => "they decide over the fit",
+                false => "they hardly change the fit",
+            };
+            return format!(
+                "{effect}: without them variance = {:.6e} and grad_variance = {:.6e}; look at these samples, then delete \
+                 them, or leave them out with a robust fit",
+                without.variance, without.grad_variance
+            );
+        }
+        let left_out = self.statistics.batches() < findings.samples as u64;
+        match (left_out, findings.is_separable()) {
+            (true, _) => "left out of the fit".into(),
+            (_, true) => {
+                "check that these are draws of the same network and data as the others, or leave them out"
+                    .into()
+            }
+            _ => "fit the samples of each network and data set from a file of their own".into(),
+        }
+    }
 }
 
 impl SampleTable {

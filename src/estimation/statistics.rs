@@ -268,7 +268,7 @@ impl SampleStatistics {
     }
 
     /// Number of examples used: the sum of the batch sizes.
-    pub fn samples(&self) -> u64 {
+    pub fn examples(&self) -> u64 {
         self.groups.iter().fold(0, |sum: u64, (b, g)| sum.saturating_add(b.saturating_mul(g.count)))
     }
 

@@ -16,7 +16,7 @@ use rfdescent_candle::{Config, Rfd};
 
 #[path = "../tests/common/mod.rs"]
 mod common;
-#[path = "../../../benches/support/lists.rs"]
+#[path = "support/lists.rs"]
 #[allow(dead_code)] // only two of the lists
 mod lists;
 

@@ -74,7 +74,7 @@ fn fit(train: &Images) -> std::result::Result<Model, Box<dyn Error>> {
     )?;
     let fitted = auto_fit.run(&mut sampler, &mut |_| ControlFlow::Continue(()))?;
     let model = Model::new(Family::SquaredExponential, fitted.moments())?;
-    println!("fitted from {} images: largest step {:.3}", fitted.fit.samples, model.plateau_step_size());
+    println!("fitted from {} images: largest step {:.3}", fitted.fit.examples, model.plateau_step_size());
     Ok(model)
 }
 

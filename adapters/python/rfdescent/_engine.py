@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -49,28 +50,45 @@ class StepReport:
         ``applied``, or why the step was skipped and nothing changed: ``found_inf``, ``non_finite_loss``,
         ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``,
         ``loss_below_bound``; ``none`` before the first.
-    loss, grad_norm : float
+    loss, grad_norm : float or None
         The loss and the Euclidean norm of all gradients, gradient scale removed.
-    sigma_norm : float
+    sigma_norm : float or None
         The norm with length-scale factors, which the step refers to; with the adaptive method that of the
         averaged gradient.
-    theta : float
-        Gradient cost quotient; infinite at a loss of the cost's mean or above, and with the adaptive method.
+    theta : float or None
+        Gradient cost quotient; None at a loss of the cost's mean or above, and with the adaptive method.
     step_size, learning_rate : float
         Length of the step, and the same divided by `sigma_norm`; `lr` included, the largest of the groups'.
     applied_steps, skipped_steps : int
         How many so far, this one included.
+    trust, rate : float or None
+        What the adaptive method decided: how far it trusts its scale, and the rate before any bound; None
+        with the fitted method.
+    bound : str or None
+        Which bound then held the rate; None without one.
+
+    Notes
+    -----
+    None stands for numbers that are infinite or NaN, as of a step that was skipped for that, so that
+    ``json.dumps(dataclasses.asdict(report))`` gives JSON.
     """
 
     outcome: str
-    loss: float
-    grad_norm: float
-    sigma_norm: float
-    theta: float
+    loss: float | None
+    grad_norm: float | None
+    sigma_norm: float | None
+    theta: float | None
     step_size: float
     learning_rate: float
     applied_steps: int
     skipped_steps: int
+    trust: float | None = None
+    rate: float | None = None
+    bound: str | None = None
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 class GroupSettings(NamedTuple):
@@ -319,10 +337,10 @@ class Engine:
         report = self._report
         return StepReport(
             _OUTCOMES.get(report.outcome, str(report.outcome)),
-            report.loss,
-            report.grad_norm,
-            report.sigma_norm,
-            report.theta,
+            _finite(report.loss),
+            _finite(report.grad_norm),
+            _finite(report.sigma_norm),
+            _finite(report.theta),
             report.step_size,
             report.learning_rate,
             report.applied_steps,

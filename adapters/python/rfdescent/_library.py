@@ -7,12 +7,13 @@ when an optimizer for CUDA tensors is made.
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 from ._declarations import ffi
 
-__all__ = ["buffer", "check", "ffi", "init", "lib", "path", "struct", "text", "version"]
+__all__ = ["buffer", "check", "ffi", "init", "lib", "path", "struct", "text", "version", "warn"]
 
 _NAMES = {"darwin": "librfdescent.dylib", "win32": "rfdescent.dll"}
 
@@ -91,6 +92,12 @@ def init(name: str, **fields: Any) -> Any:
     for field, given in fields.items():
         setattr(value, field, given)
     return value
+
+
+def warn(lines: bytes, stacklevel: int) -> None:
+    """Warns of each line that the library made; `stacklevel` is counted from the caller."""
+    for line in lines.decode().splitlines():
+        warnings.warn(line, UserWarning, stacklevel=stacklevel + 1)
 
 
 def version() -> str:

@@ -164,21 +164,31 @@ class Memory(Groups):
         self._shown = True
 
     def _hide_state(self) -> None:
-        for param in self._parameters():
-            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
-            self.state[param] = {}
+        # With entries, so that torch.distributed.checkpoint takes no step to make them; none of parameters
+        # that others have taken the place of, which would be kept alive.
+        self.state = type(self.state)(dict, {param: {} for param in self._parameters()})
         self._shown = False
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Loads what `state_dict` gave.
 
         Parameters that have names in both are found by name, whatever their order; else by position. Buffers
         keep their format: PyTorch would round them to that of the parameters.
+
+        Parameters
+        ----------
+        state_dict : dict
+            The state.
+        strict : bool
+            Whether state and optimizer must have the same parameters. False loads what fits by name, for
+            layers that were added, taken out, frozen or unfrozen since: other parameters start anew, and
+            groups keep their settings where the state has their parameters in several groups or not at all.
+            A warning lists what is missing and what is left over.
         """
         loaded: dict[str, Any] = {}
 
         def keep(_: Any, given: dict[str, Any]) -> dict[str, Any]:
-            loaded.update(in_order_of(self.param_groups, given))
+            loaded.update(in_order_of(self.param_groups, given, strict))
             return loaded
 
         def restore(_: Any) -> None:
@@ -213,7 +223,11 @@ class Memory(Groups):
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
-            state[param] = load_entry(name, loaded["state"].get(key, {}), param.shape, fresh)
+            entry = load_entry(name, loaded["state"].get(key, {}), param.shape, fresh)
+            for kind in ("velocity", "master"):
+                if kind in entry:
+                    entry[kind] = sharded.spread(entry[kind], param)
+            state[param] = entry
         self.state = type(self.state)(dict, state)
         self._engine = None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._library import buffer, check, ffi, lib, path, struct, text
+from ._library import buffer, check, ffi, lib, path, struct, text, warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +135,7 @@ class IsotropicCovariance:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cached": (None, None)}
 
-    def fit(self, df: pd.DataFrame) -> IsotropicCovariance:
+    def fit(self, df: pd.DataFrame, *, robust: bool = False) -> IsotropicCovariance:
         """Estimates mean and variances from samples at random initialisations.
 
         Parameters
@@ -143,6 +143,9 @@ class IsotropicCovariance:
         df : pandas.DataFrame or mapping of columns
             ``loss`` (mean loss of a mini-batch), ``grad_norm`` or ``sq_grad_norm`` (of the mean gradient),
             ``batchsize``; one row a mini-batch, with at least two different batch sizes. It is not changed.
+        robust : bool
+            Whether to leave out samples that look foreign to the others, as those of initialisations that
+            blow up. Where there are none the fit is the same to the bit.
 
         Returns
         -------
@@ -153,20 +156,27 @@ class IsotropicCovariance:
         ------
         ValueError
             Names the column that is missing, the sample that is outside its domain, or says which samples are
-            missing. The model is as it was.
+            missing, or that foreign ones prevent a fit. The model is as it was.
+
+        Warns
+        -----
+        UserWarning
+            Names samples that look foreign to the others, by their number from 0, and says what the fit is
+            without them; losses of two populations; heavy tails.
         """
         losses, squares, batch_sizes = samples(df)
         fitted = struct("rfd_fit")
-        check(
-            lib.rfd_fit_array(
-                ffi.from_buffer("double[]", losses),
-                ffi.from_buffer("double[]", squares),
-                ffi.from_buffer("uint64_t[]", batch_sizes),
-                len(losses),
-                fitted,
-            )
+        said = buffer(
+            lib.rfd_fit_array,
+            ffi.from_buffer("double[]", losses),
+            ffi.from_buffer("double[]", squares),
+            ffi.from_buffer("uint64_t[]", batch_sizes),
+            len(losses),
+            lib.RFD_FIT_ROBUST if robust else 0,
+            fitted,
         )
         self._accept_fit(fitted)
+        warn(said, stacklevel=2)
         return self
 
     def auto_fit(
@@ -182,6 +192,7 @@ class IsotropicCovariance:
         max_budget: int = 1_000_000,
         min_batch_size: int = 20,
         max_batch_size: int | None = None,
+        on_foreign: str = "refuse",
         seed: int = 0,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -221,6 +232,10 @@ class IsotropicCovariance:
         min_batch_size, max_batch_size : int
             Limits of the batch sizes; by default the largest is 4096 or the length of the data. It must fit
             into memory.
+        on_foreign : str
+            What to do about samples that look foreign to the others, as those of initialisations that blow
+            up: ``refuse`` to go on where they decide over the fit, ``leave_out`` of the fit, or ``keep``, for
+            losses that are known to have heavy tails.
         seed : int
             Mini-batches, and what is drawn by PyTorch's generators, follow from it and the number of the
             sample.
@@ -236,7 +251,8 @@ class IsotropicCovariance:
         ValueError
             An argument is outside its domain, the cache is no sample file or one of another network, the loss
             is a sum, a loss or a gradient is not finite or no gradient reaches a parameter, the factory is
-            not random, or the samples drawn allow no fit; the message says what to do.
+            not random, foreign samples decide over the fit, or the samples drawn allow no fit; the message
+            says what to do.
         TypeError
             `data` is not of the kinds above, `model_factory` is no function, or the loss is no tensor.
         KeyboardInterrupt
@@ -246,7 +262,8 @@ class IsotropicCovariance:
         -----
         UserWarning
             When `max_iter` or `max_budget` ended the run before `tol` was reached, when more than 20 times as
-            many examples were drawn as the data has, and when a damaged last row was dropped from the cache.
+            many examples were drawn as the data has, when samples look foreign or the losses have heavy tails
+            or two populations, and when a damaged last row was dropped from the cache.
         """
         from .sampling import auto_fit
 
@@ -262,6 +279,7 @@ class IsotropicCovariance:
             max_budget=max_budget,
             min_batch_size=min_batch_size,
             max_batch_size=max_batch_size,
+            on_foreign=on_foreign,
             seed=seed,
             num_workers=num_workers,
             collate_fn=collate_fn,
@@ -452,6 +470,12 @@ def samples(df: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _column(df: Any, name: str) -> np.ndarray:
     if name not in df:
+        one = next((str(column) for column in df if ";" in str(column)), None)
+        if one is not None:
+            raise ValueError(
+                f"the samples have one column `{one}`: they are separated by semicolons, so read them with "
+                'pandas.read_csv(FILE, sep=";")'
+            )
         raise ValueError(
             f"the samples have no column {name}; needed are loss, grad_norm (or sq_grad_norm), batchsize"
         )

@@ -16,12 +16,17 @@ import torch
 from tqdm.auto import tqdm
 
 from ._batches import batches_of
-from ._library import check, ffi, init, lib, path, struct
+from ._library import buffer, check, ffi, init, lib, path, struct, warn
 from ._sampler import Sampler
 from .covariance import samples
 
 __all__ = ["auto_fit"]
 
+_ON_FOREIGN = {
+    "refuse": lib.RFD_FOREIGN_REFUSE,
+    "leave_out": lib.RFD_FOREIGN_LEAVE_OUT,
+    "keep": lib.RFD_FOREIGN_KEEP,
+}
 # Losses and norms are judged from this many samples on.
 _FEWEST = 32
 # With more draws of each example, the samples hardly say anything new.
@@ -52,6 +57,7 @@ def auto_fit(
     max_budget: int,
     min_batch_size: int,
     max_batch_size: int | None,
+    on_foreign: str,
     seed: int,
     num_workers: int,
     collate_fn: Callable[[list[Any]], Any] | None,
@@ -60,6 +66,8 @@ def auto_fit(
     """As `IsotropicCovariance.auto_fit`, which has the description; `covariance` is the model to fit."""
     if max_iter is not None and _count("max_iter", max_iter) < 1:
         raise ValueError(f"max_iter = {max_iter}: must be at least 1")
+    if on_foreign not in _ON_FOREIGN:
+        raise ValueError(f"on_foreign = {on_foreign!r}: must be one of {', '.join(map(repr, _ON_FOREIGN))}")
     batches = batches_of(data, _count("num_workers", num_workers), collate_fn)
     largest = min(4096, len(batches)) if max_batch_size is None else max_batch_size
     if largest > len(batches):
@@ -75,6 +83,7 @@ def auto_fit(
         "max_budget": _count("max_budget", max_budget),
         "min_batch_size": _count("min_batch_size", min_batch_size),
         "max_batch_size": _count("max_batch_size", largest),
+        "on_foreign": _ON_FOREIGN[on_foreign],
         "seed": _count("seed", seed),
     }
     if cache is not None:
@@ -103,7 +112,10 @@ class _Run:
     ) -> None:
         self.sampler, self.options, self.cache, self.max_iter = sampler, options, cache, max_iter
         self.bar = tqdm(
-            total=options.initial_budget, unit=" examples", desc="auto-fit", disable=not progress, leave=False
+            unit=" examples",
+            desc="auto-fit",
+            disable=_hidden() if progress else True,
+            leave=False,
         )
         self.failure: BaseException | None = None
         self.enough = self.warned = False
@@ -150,30 +162,31 @@ class _Run:
             return self._fit_so_far()
         check(status)
         try:
-            said = bytes(ffi.buffer(lib.rfd_buffer_data(texts[0]), lib.rfd_buffer_size(texts[0]))).decode()
+            said = bytes(ffi.buffer(lib.rfd_buffer_data(texts[0]), lib.rfd_buffer_size(texts[0])))
         finally:
             lib.rfd_buffer_destroy(texts[0])
-        for warning in said.splitlines():
-            warnings.warn(warning, UserWarning, stacklevel=4)
+        warn(said, stacklevel=4)
         return fit
 
     def _fit_so_far(self) -> Any:
         """The fit to what is there after `max_iter`."""
         fit = struct("rfd_fit")
+        flags = lib.RFD_FIT_ROBUST if self.options.on_foreign == lib.RFD_FOREIGN_LEAVE_OUT else 0
         if self.cache is not None:
-            check(lib.rfd_fit_csv(path(self.cache), fit))
+            said = buffer(lib.rfd_fit_csv, path(self.cache), flags, fit)
         else:
             losses, squares, sizes = (np.array(column) for column in zip(*self.drawn, strict=True))
             sizes = sizes.astype(np.uint64)
-            check(
-                lib.rfd_fit_array(
-                    ffi.from_buffer("double[]", losses),
-                    ffi.from_buffer("double[]", squares),
-                    ffi.from_buffer("uint64_t[]", sizes),
-                    len(losses),
-                    fit,
-                )
+            said = buffer(
+                lib.rfd_fit_array,
+                ffi.from_buffer("double[]", losses),
+                ffi.from_buffer("double[]", squares),
+                ffi.from_buffer("uint64_t[]", sizes),
+                len(losses),
+                flags,
+                fit,
             )
+        warn(said, stacklevel=5)
         if fit.relative_std > self.options.tolerance:
             warnings.warn(
                 f"max_iter = {self.max_iter} fits are used up: relative deviation {fit.relative_std:.3f} "
@@ -214,6 +227,9 @@ class _Run:
             for i, (value, square) in enumerate(torch.stack(results).tolist() if results else []):
                 losses[i], squares[i] = value, square
                 self.drawn.append((value, square, sizes[i]))
+                if not math.isfinite(value + square):
+                    # Of which the library says what is wrong, but not where.
+                    self.sampler.refuse_data(sizes[i], seeds[i])
                 done[0] = i + 1
         # Early, before many are drawn in vain; not at every sample.
         if len(self.drawn).bit_count() == 1:
@@ -226,8 +242,8 @@ class _Run:
         if not math.isnan(now.relative_std) and said != self.reported:
             self.reported = said
             self.fits += 1
-            self.bar.total = max(now.needed, now.examples)
             self.bar.set_postfix_str(f"relative deviation {now.relative_std:.2f}, to reach {now.tolerance:g}")
+        self.bar.total = now.expected
         self.bar.update(now.examples - self.bar.n)
         there = len(self.sampler.batches)
         if now.examples > _MOST_REPEATS * there and not self.warned:
@@ -243,6 +259,14 @@ class _Run:
         return int(self.enough)
 
 
+def _hidden() -> bool | None:
+    """Whether a progress bar is not wanted; None where a terminal decides, so that logs have none."""
+    if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+        return True
+    # The output of a notebook is no terminal but shows bars.
+    return False if "ipykernel" in sys.modules else None
+
+
 def _check_cache(cache: str | os.PathLike[str], sampler: Sampler) -> None:
     """Raises when the samples in the cache are far from those of this network.
 
@@ -251,7 +275,7 @@ def _check_cache(cache: str | os.PathLike[str], sampler: Sampler) -> None:
     most, and three of five in 1 of 4600, whatever the distribution.
     """
     fit = struct("rfd_fit")
-    if not Path(cache).is_file() or lib.rfd_fit_csv(path(cache), fit) != 0:
+    if not Path(cache).is_file() or lib.rfd_fit_csv(path(cache), lib.RFD_FIT_ROBUST, fit, ffi.NULL) != 0:
         # Nothing to compare with yet, or no sample file, which the run will say.
         return
     losses, squares, sizes = samples(pd.read_csv(cache))

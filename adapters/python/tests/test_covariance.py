@@ -2,6 +2,7 @@ import copy
 import csv
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -69,6 +70,29 @@ def test_golden_fits(shared):
         )
         # The reweighting stops at a relative change of 1e-12.
         assert found == pytest.approx([float(row[name]) for name in names], rel=1e-9), row["file"]
+
+
+def test_foreign_samples_are_named_and_left_out_on_request():
+    random = np.random.default_rng(1)
+    sizes = np.tile([20, 50, 100, 200, 400, 800, 1600], 60)
+    losses = 2.7 + np.sqrt(0.01 + 0.85 / sizes) * random.standard_normal(420)
+    squares = (500 + 9e4 / sizes) * random.chisquare(30, 420) / 30
+    columns = {"loss": losses, "sq_grad_norm": squares, "batchsize": sizes}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clean = SquaredExponential(dims=1000).fit(columns)
+        assert SquaredExponential(dims=1000).fit(columns, robust=True).var_reg == clean.var_reg
+    blown = [49, 78, 121, 234, 412]
+    losses[blown] = 1e4
+    with pytest.warns(UserWarning, match=r"samples 49, 78, 121, 234 and 412 \(loss.* decide over the fit"):
+        plain = SquaredExponential(dims=1000).fit(columns)
+    assert plain.variance > 1e4
+    with pytest.warns(UserWarning, match="left out of the fit"):
+        robust = SquaredExponential(dims=1000).fit(columns, robust=True)
+    kept = np.delete(np.arange(420), blown)
+    assert robust.var_reg == SquaredExponential(dims=1000).fit(
+        {name: column[kept] for name, column in columns.items()}
+    ).var_reg
 
 
 PAIRS = [
@@ -260,3 +284,10 @@ def test_a_failed_fit_changes_nothing():
     with pytest.raises(ValueError):
         model.fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9, 9]})
     assert repr(model) == repr(SquaredExponential(**MOMENTS))
+
+
+def test_a_table_separated_by_semicolons(tmp_path):
+    file = tmp_path / "samples.csv"
+    file.write_text("loss;grad_norm;batchsize\n2.1;3.0;16\n2.2;3.1;32\n")
+    with pytest.raises(ValueError, match=r"one column `loss;grad_norm;batchsize`.*sep=\";\""):
+        SquaredExponential().fit(pd.read_csv(file))

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use super::super::pointers::{read, shared};
 use super::super::status::{guard, rfd_status};
+use super::structs::cap;
 use super::{rfd_group, rfd_optimizer};
 use rfdescent::optimizer::Group;
 
@@ -22,6 +23,21 @@ pub unsafe extern "C" fn rfd_optimizer_set_multiplier(
         // SAFETY: null or a live handle, says the header.
         let optimizer = unsafe { shared(optimizer, "optimizer")? };
         Ok(optimizer.lock()?.optimizer.set_multiplier(multiplier, super::stream(stream))?)
+    })
+}
+
+/// Sets what step sizes times the multiplier are cut to, from the next step on; infinity for no cap.
+/// RFD_ERROR_INVALID_ARGUMENT for a number that is not above 0. Otherwise as rfd_optimizer_set_multiplier.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_set_max_step_size(
+    optimizer: *mut rfd_optimizer,
+    max_step_size: f64,
+    stream: *mut c_void,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: null or a live handle, says the header.
+        let optimizer = unsafe { shared(optimizer, "optimizer")? };
+        Ok(optimizer.lock()?.optimizer.set_max_step_size(cap(max_step_size), super::stream(stream))?)
     })
 }
 

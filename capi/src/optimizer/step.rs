@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::super::pointers::{Array, Out, OutStruct, address, check, read, shared};
 use super::super::status::{Failure, Result, guard, rfd_status};
 use super::tensors::{Flat, Tensors};
-use super::{Inner, rfd_optimizer, rfd_step_input, rfd_step_report, rfd_tensor, stream};
+use super::{Inner, rfd_gradient, rfd_optimizer, rfd_step_input, rfd_step_report, rfd_tensor, stream};
 use rfdescent::optimizer::{AnyOptimizer, RawTensor};
 
 /// The optimizer and the tensors of a step, which are given by pointer.
@@ -15,7 +15,7 @@ use rfdescent::optimizer::{AnyOptimizer, RawTensor};
 unsafe fn arguments<'a>(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
-    grads: *const rfd_tensor,
+    grads: *const rfd_gradient,
     count: usize,
 ) -> Result<(&'a rfd_optimizer, Tensors<'a>)> {
     // SAFETY: the caller vouches for these.
@@ -88,7 +88,7 @@ unsafe fn step(
 pub unsafe extern "C" fn rfd_optimizer_step(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
-    grads: *const rfd_tensor,
+    grads: *const rfd_gradient,
     count: usize,
     input: *const rfd_step_input,
     stream: *mut c_void,
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn rfd_optimizer_finish(
 pub unsafe extern "C" fn rfd_optimizer_squared_norm(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
-    grads: *const rfd_tensor,
+    grads: *const rfd_gradient,
     count: usize,
     stream: *mut c_void,
     norm: *mut *mut f64,
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn rfd_optimizer_squared_norm(
 pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
-    grads: *const rfd_tensor,
+    grads: *const rfd_gradient,
     count: usize,
     norm: *const f64,
     input: *const rfd_step_input,

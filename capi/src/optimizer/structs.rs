@@ -57,6 +57,15 @@ pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 /// Skipped: the loss is below the lower bound given to the adaptive method.
 pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
 
+/// Nothing limited the step by the adaptive method's rules: it was skipped, or is of another method.
+pub const RFD_LIMIT_NONE: u32 = 0;
+/// The largest rate of the adaptive method.
+pub const RFD_LIMIT_RATE: u32 = 1;
+/// The share of the loss that a step of the adaptive method may promise to lower it by.
+pub const RFD_LIMIT_LOSS: u32 = 2;
+/// `max_step_size` of the options.
+pub const RFD_LIMIT_SIZE: u32 = 3;
+
 /// Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
 /// whole tensor of the first group that counts in the norm.
 #[repr(C)]
@@ -78,22 +87,24 @@ pub struct rfd_tensor_spec {
     pub group: u32,
     /// RFD_TENSOR_* or 0.
     pub flags: u32,
+    /// For the adaptive method: elements of a row, which are neighbours and share a variance. 0 for what lies
+    /// behind the first size, or for one variance where there are no more than one size.
+    pub row: u64,
 }
 
-versioned!(rfd_tensor_spec {});
+versioned!(rfd_tensor_spec {} then row);
 
-/// Where a parameter or a gradient lies in one step. Contiguous, aligned to its elements.
+/// Where a parameter lies in one step. Contiguous, aligned to its elements.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rfd_tensor {
     /// sizeof(rfd_tensor).
     pub size: usize,
-    /// Its first element, on the host or on the device. A gradient that is null is missing: the parameter
-    /// stays as it is and counts in no norm. A parameter may be null when it has no elements.
+    /// Its first element, on the host or on the device. May be null when it has no elements.
     pub data: *mut c_void,
     /// Number of elements.
     pub count: u64,
-    /// One of RFD_DTYPE_*. A gradient's may differ from its parameter's.
+    /// One of RFD_DTYPE_*.
     pub dtype: u32,
     /// One of RFD_DEVICE_*; the optimizer's.
     pub device_kind: u32,
@@ -102,6 +113,27 @@ pub struct rfd_tensor {
 }
 
 versioned!(rfd_tensor {});
+
+/// Where a gradient lies in one step: as rfd_tensor, but it is only read.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rfd_gradient {
+    /// sizeof(rfd_gradient).
+    pub size: usize,
+    /// Its first element, on the host or on the device. One that is null is missing: the parameter stays as
+    /// it is and counts in no norm.
+    pub data: *const c_void,
+    /// Number of elements: the parameter's.
+    pub count: u64,
+    /// One of RFD_DTYPE_*. May differ from the parameter's.
+    pub dtype: u32,
+    /// One of RFD_DEVICE_*; the optimizer's.
+    pub device_kind: u32,
+    /// Number of the device among those of its kind; 0 for the CPU.
+    pub device_index: u32,
+}
+
+versioned!(rfd_gradient {});
 
 /// Settings of a group of tensors; rfd_group_init sets the defaults. All groups share one norm and one step
 /// size.
@@ -202,11 +234,15 @@ pub struct rfd_step_report {
     pub skipped_steps: u64,
     /// One of RFD_OUTCOME_*.
     pub outcome: u32,
-    /// 0.
-    pub reserved: u32,
+    /// What limits a step of the adaptive method, one of RFD_LIMIT_*; RFD_LIMIT_NONE with other methods.
+    pub limit: u32,
+    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a skipped
+    /// step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the gradients
+    /// are not those of the loss.
+    pub trust: f64,
 }
 
-versioned!(rfd_step_report {});
+versioned!(rfd_step_report {} then trust);
 
 impl From<StepReport> for rfd_step_report {
     fn from(report: StepReport) -> Self {
@@ -221,7 +257,8 @@ impl From<StepReport> for rfd_step_report {
             applied_steps: report.applied_steps,
             skipped_steps: report.skipped_steps,
             outcome: report.outcome.code(),
-            reserved: 0,
+            limit: report.limit.code(),
+            trust: report.trust,
         }
     }
 }
@@ -251,6 +288,11 @@ impl rfd_step_input {
 pub(super) fn dtype(value: u32) -> Result<DType> {
     let formats = [DType::F32, DType::F64, DType::F16, DType::BF16];
     code("dtype", value, &formats, "must be one of RFD_DTYPE_*")
+}
+
+/// The largest step size, where there is one.
+pub(super) fn cap(max_step_size: f64) -> Option<f64> {
+    (max_step_size != f64::INFINITY).then_some(max_step_size)
 }
 
 /// An error for flags that this release does not know.
@@ -285,7 +327,7 @@ impl rfd_optimizer_options {
         let stochastic = self.flags & RFD_OPTIMIZER_STOCHASTIC_ROUNDING != 0;
         Ok(Options {
             multiplier: self.multiplier,
-            max_step_size: (self.max_step_size != f64::INFINITY).then_some(self.max_step_size),
+            max_step_size: cap(self.max_step_size),
             stochastic_rounding: stochastic.then_some(self.seed),
             master_weights: self.flags & RFD_OPTIMIZER_MASTER_WEIGHTS != 0,
             groups,
@@ -303,14 +345,14 @@ impl rfd_tensor_spec {
             // SAFETY: the caller vouches for the sizes.
             let shape = unsafe { slice(self.shape, self.rank as usize, "shape")? };
             flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
-            let shape = shape
-                .iter()
-                .map(|&size| {
-                    usize::try_from(size)
-                        .map_err(|_| Failure::invalid("shape", size, "is too large for this machine"))
-                })
-                .collect::<Result<Vec<usize>>>()?;
+            let size = |name: &str, size: u64| {
+                usize::try_from(size)
+                    .map_err(|_| Failure::invalid(name, size, "is too large for this machine"))
+            };
+            let shape = shape.iter().map(|&n| size("shape", n)).collect::<Result<Vec<usize>>>()?;
+            let row = if self.row == 0 { None } else { Some(size("row", self.row)?) };
             Ok(TensorSpec {
+                row,
                 group: self.group as usize,
                 counts_in_norm: self.flags & RFD_TENSOR_NOT_IN_NORM == 0,
                 offset: self.offset,
@@ -355,7 +397,7 @@ pub unsafe extern "C" fn rfd_step_input_init(input: *mut rfd_step_input, size: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rfdescent::optimizer::{Outcome, SkipReason};
+    use rfdescent::optimizer::{Limit, Outcome, SkipReason};
 
     #[test]
     fn outcomes_have_the_numbers_of_the_rust_interface() {
@@ -374,5 +416,18 @@ mod tests {
         }
         assert_eq!(Outcome::from_code(RFD_OUTCOME_NONE), None);
         assert_eq!(Outcome::from_code(RFD_OUTCOME_LOSS_BELOW_BOUND + 1), None);
+    }
+
+    #[test]
+    fn limits_have_the_numbers_of_the_rust_interface() {
+        for (code, limit) in [
+            (RFD_LIMIT_NONE, Limit::None),
+            (RFD_LIMIT_RATE, Limit::Rate),
+            (RFD_LIMIT_LOSS, Limit::Loss),
+            (RFD_LIMIT_SIZE, Limit::Size),
+        ] {
+            assert_eq!(Limit::from_code(code), Some(limit));
+        }
+        assert_eq!(Limit::from_code(RFD_LIMIT_SIZE + 1), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::pointers::{Array, address};
 use super::super::status::{Failure, Result};
-use super::structs::{RFD_DEVICE_CPU, dtype, rfd_tensor};
+use super::structs::{RFD_DEVICE_CPU, dtype, rfd_gradient, rfd_tensor};
 use rfdescent::DType;
 use rfdescent::optimizer::{AnyOptimizer, RawTensor, TensorSpec};
 
@@ -18,7 +18,7 @@ pub(super) struct Place {
 pub(super) struct Tensors<'a> {
     pub params: Array<'a, rfd_tensor>,
     /// `None`: all are missing.
-    pub grads: Option<Array<'a, rfd_tensor>>,
+    pub grads: Option<Array<'a, rfd_gradient>>,
     /// Where the optimizer wants them.
     pub place: Place,
 }
@@ -66,39 +66,64 @@ impl Flat {
     }
 }
 
+/// What a descriptor says, of a parameter or a gradient.
+struct Given {
+    address: u64,
+    count: u64,
+    dtype: u32,
+    place: Place,
+}
+
+macro_rules! given {
+    ($descriptor:ty) => {
+        impl From<$descriptor> for Given {
+            fn from(tensor: $descriptor) -> Self {
+                Given {
+                    address: address(tensor.data),
+                    count: tensor.count,
+                    dtype: tensor.dtype,
+                    place: Place { kind: tensor.device_kind, index: tensor.device_index },
+                }
+            }
+        }
+    };
+}
+given!(rfd_tensor);
+given!(rfd_gradient);
+
 impl Tensors<'_> {
     /// Compares descriptors with what the optimizer was made for; the addresses, in `list`.
     pub fn locate(&self, optimizer: &AnyOptimizer, list: &mut Vec<RawTensor>) -> Result<()> {
         let count = optimizer.specs().len();
-        let lists = [Some(("params", self.params)), self.grads.map(|grads| ("grads", grads))];
+        let lists = [Some(("params", self.params.len())), self.grads.map(|grads| ("grads", grads.len()))];
         for (name, given) in lists.into_iter().flatten() {
-            if given.len() != count {
+            if given != count {
                 let expected = format!("the optimizer was made for {count} tensors; give one for each");
-                return Err(Failure::invalid(&format!("number of {name}"), given.len(), &expected));
+                return Err(Failure::invalid(&format!("number of {name}"), given, &expected));
             }
         }
         list.clear();
         for (spec, param) in optimizer.specs().iter().zip(self.params.iter()) {
-            let param = param?;
+            let param = Given::from(param?);
             let format = self.check(spec, "parameter", &param)?;
             if format != spec.dtype {
                 let problem = format!("was described as {} but is {format}", spec.dtype);
                 return Err(Failure::tensor(&spec.name, problem));
             }
-            list.push(RawTensor::without_grad(address(param.data)));
+            list.push(RawTensor::without_grad(param.address));
         }
         let Some(grads) = self.grads else { return Ok(()) };
         for ((spec, tensor), grad) in optimizer.specs().iter().zip(list).zip(grads.iter()) {
-            let grad = grad?;
+            let grad = Given::from(grad?);
             let format = self.check(spec, "gradient", &grad)?;
-            *tensor = RawTensor::new(tensor.param, address(grad.data), format);
+            *tensor = RawTensor::new(tensor.param, grad.address, format);
         }
         Ok(())
     }
 
     /// The format of a tensor whose place and length are right.
-    fn check(&self, spec: &TensorSpec, what: &str, tensor: &rfd_tensor) -> Result<DType> {
-        let found = Place { kind: tensor.device_kind, index: tensor.device_index };
+    fn check(&self, spec: &TensorSpec, what: &str, tensor: &Given) -> Result<DType> {
+        let found = tensor.place;
         if found != self.place {
             let own = match self.place {
                 Place { kind: RFD_DEVICE_CPU, .. } => "the CPU".into(),
@@ -113,7 +138,7 @@ impl Tensors<'_> {
         }
         let format =
             dtype(tensor.dtype).map_err(|failure| failure.at(&format!("tensor `{}`, {what}", spec.name)))?;
-        let missing = what == "gradient" && tensor.data.is_null();
+        let missing = what == "gradient" && tensor.address == 0;
         let len = spec.len()? as u64;
         if tensor.count != len && !missing {
             let problem = format!("was described with {len} elements but its {what} has {}", tensor.count);

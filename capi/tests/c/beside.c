@@ -22,7 +22,7 @@ int main(void) {
     const uint64_t shape = 100000;
     const rfd_tensor_spec spec = {.size = sizeof spec, .name = "w", .shape = &shape, .rank = 1};
     const rfd_tensor param = {.size = sizeof param, .data = parameters, .count = shape};
-    const rfd_tensor grad = {.size = sizeof grad, .data = gradient, .count = shape};
+    const rfd_gradient grad = {.size = sizeof grad, .data = gradient, .count = shape};
     rfd_optimizer *optimizer = NULL;
     OK(rfd_adaptive_optimizer_create(NULL, NULL, &spec, 1, &optimizer));
     rfd_step_input input;

@@ -83,6 +83,14 @@ static rfd_tensor tensor(void *data, int k, int on_device) {
                         .device_kind = on_device ? RFD_DEVICE_CUDA : RFD_DEVICE_CPU};
 }
 
+static rfd_gradient gradient(const void *data, int k, int on_device) {
+    return (rfd_gradient){.size = sizeof(rfd_gradient),
+                          .data = data,
+                          .count = counts[k],
+                          .dtype = dtypes[k],
+                          .device_kind = on_device ? RFD_DEVICE_CUDA : RFD_DEVICE_CPU};
+}
+
 static void fill(unsigned char *data, int k, uint64_t seed) {
     for (size_t i = 0; i < counts[k]; i++) {
         float value = (float)sin((double)(seed + i * (k + 1)));
@@ -132,7 +140,8 @@ int main(void) {
     options.flags = RFD_OPTIMIZER_MASTER_WEIGHTS;
     rfd_tensor_spec specs[TENSORS];
     static const char *const names[TENSORS] = {"a", "empty", "b"};
-    rfd_tensor params[TENSORS], grads[TENSORS], device_params[TENSORS], device_grads[TENSORS];
+    rfd_tensor params[TENSORS], device_params[TENSORS];
+    rfd_gradient grads[TENSORS], device_grads[TENSORS];
     address_t scalars; /* loss, gradient scale, found_inf */
     CU(cuMemAlloc(&scalars, 16));
     for (int k = 0; k < TENSORS; k++) {
@@ -141,7 +150,7 @@ int main(void) {
         fill(values[k].bytes, k, 1);
         fill(gradients[k].bytes, k, 100);
         params[k] = tensor(values[k].bytes, k, 0);
-        grads[k] = tensor(gradients[k].bytes, k, 0);
+        grads[k] = gradient(gradients[k].bytes, k, 0);
         if (bytes[k] > 0) {
             CU(cuMemAlloc(&device_values[k], bytes[k]));
             CU(cuMemAlloc(&device_gradients[k], bytes[k]));
@@ -149,7 +158,7 @@ int main(void) {
             upload(device_gradients[k], gradients[k].bytes, bytes[k]);
         }
         device_params[k] = tensor((void *)(uintptr_t)device_values[k], k, 1);
-        device_grads[k] = tensor((void *)(uintptr_t)device_gradients[k], k, 1);
+        device_grads[k] = gradient((void *)(uintptr_t)device_gradients[k], k, 1);
     }
     rfd_optimizer *cpu = NULL, *gpu = NULL;
     OK(rfd_fitted_optimizer_create(&fitted, &options, specs, TENSORS, &cpu));

@@ -9,6 +9,9 @@
 
 static_assert(std::is_nothrow_move_constructible_v<rfd::model> && !std::is_copy_constructible_v<rfd::model>);
 static_assert(std::is_nothrow_move_constructible_v<rfd::optimizer>);
+// What is only read may be const, and is no parameter.
+static_assert(std::is_same_v<decltype(rfd::host_gradient(static_cast<const float *>(nullptr), 1)), rfd_gradient>);
+static_assert(!std::is_convertible_v<rfd_gradient, rfd_tensor> && !std::is_convertible_v<rfd_tensor, rfd_gradient>);
 
 template <class Call>
 static rfd_status status_of(Call call) {
@@ -121,7 +124,15 @@ static void estimation(const std::string &folder) {
         losses.push_back(drawn.loss);
         squares.push_back(drawn.sq_grad_norm);
     }
-    const rfd_fit fit = rfd::fit_array(losses, squares, sizes);
+    const auto [fit, warnings] = rfd::fit_array(losses, squares, sizes);
+    CHECK(warnings.empty());
+    std::vector<double> blown = losses;
+    blown[6] = 1.2e4;
+    blown[7] = 1e4;
+    const auto plain = rfd::fit_array(blown, squares, sizes);
+    CHECK(plain.fit.variance > 1e3 && plain.warnings.find("samples 6 and 7 ") != std::string::npos);
+    const auto robust = rfd::fit_array(blown, squares, sizes, RFD_FIT_ROBUST);
+    CHECK(robust.fit.batches == 198 && robust.warnings.find("left out") != std::string::npos);
     rfd::statistics pushed;
     pushed.push_array(losses, squares, sizes);
     CHECK(pushed.fit().variance == fit.variance && fit.batches == 200);
@@ -162,7 +173,7 @@ static void models_and_steps(const std::string &folder) {
     std::vector<float> w{1, 2, 3, 4}, w_gradient{1, 0, 0, 2};
     std::vector<double> b{1, 1}, b_gradient{2, 0};
     const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 4), rfd::host_tensor(b.data(), 2)};
-    const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 4), rfd::host_tensor(b_gradient.data(), 2)};
+    const std::vector<rfd_gradient> grads{rfd::host_gradient(w_gradient.data(), 4), rfd::host_gradient(b_gradient.data(), 2)};
     CHECK(optimizer.report().outcome == RFD_OUTCOME_NONE);
     const rfd_step_report report = optimizer.step(params, grads, rfd::step_input(2.0));
     CHECK(report.outcome == RFD_OUTCOME_APPLIED && report.grad_norm == 3 && w[0] < 1 && w[1] == 2);
@@ -177,6 +188,8 @@ static void models_and_steps(const std::string &folder) {
     optimizer.set_state(state);
     optimizer.load_state(folder + "/state");
     optimizer.set_multiplier(0.5);
+    optimizer.set_max_step_size(1e-6);
+    CHECK(optimizer.step(params, grads, rfd::step_input(2.0)).step_size == 1e-6);
     auto fitted = rfd::fitted(model);
     fitted.inv_batch_size = 0.01;
     fitted.momentum = 0.5;
@@ -196,18 +209,29 @@ static void models_and_steps(const std::string &folder) {
 
 static void adaptive_steps() {
     auto adaptive = rfd::adaptive();
-    CHECK(adaptive.averaging == 0.9 && adaptive.anisotropy == RFD_ANISOTROPY_TENSORWISE);
+    CHECK(adaptive.averaging == 0.9 && adaptive.loss_bound == -INFINITY);
     adaptive.loss_bound = 1;
     const auto options = rfd::optimizer_options();
     rfd::optimizer optimizer(adaptive, options, {{"w", {2}}, {"b", {}, RFD_DTYPE_F64}});
     std::vector<float> w{1, 2}, w_gradient{2, 1};
     double b = 1, b_gradient = 2;
     const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 2), rfd::host_tensor(&b, 1)};
-    const std::vector<rfd_tensor> grads{rfd::host_tensor(w_gradient.data(), 2), rfd::host_tensor(&b_gradient, 1)};
+    const std::vector<rfd_gradient> grads{rfd::host_gradient(w_gradient.data(), 2), rfd::host_gradient(&b_gradient, 1)};
     CHECK(optimizer.step(params, grads, rfd::step_input()).outcome == RFD_OUTCOME_NON_FINITE_LOSS);
     CHECK(optimizer.step(params, grads, rfd::step_input(0.5)).outcome == RFD_OUTCOME_LOSS_BELOW_BOUND);
-    CHECK(optimizer.step(params, grads, rfd::step_input(2)).outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
+    const auto report = optimizer.step(params, grads, rfd::step_input(2));
+    CHECK(report.outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
+    CHECK(report.trust == 1 && report.limit == RFD_LIMIT_RATE);
     CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
+    /* As one row of two, and as two of one. */
+    std::vector<float> one{1, 2}, two = one;
+    for (auto [place, row] : {std::pair{&one, 2}, {&two, 1}}) {
+        rfd::tensor_spec spec{"w", {2}};
+        spec.row = static_cast<std::uint64_t>(row);
+        rfd::optimizer rows(rfd::adaptive(), options, {spec});
+        rows.step({rfd::host_tensor(place->data(), 2)}, {rfd::host_tensor(w_gradient.data(), 2)}, rfd::step_input(2));
+    }
+    CHECK(one != two);
     adaptive.averaging = 1;
     CHECK(status_of([&] { rfd::optimizer(adaptive, options, {}); }) == RFD_ERROR_INVALID_ARGUMENT);
 }
@@ -222,7 +246,7 @@ static void other_forms() {
     for (int i = 0; i < 5; i++) {
         const auto input = rfd::step_input(3 - 0.1 * i);
         const auto report = whole.step({rfd::host_tensor(p.data(), 4), rfd::host_tensor(&p[4], 3)},
-                                       {rfd::host_tensor(g.data(), 4), rfd::host_tensor(&g[4], 3)}, input);
+                                       {rfd::host_gradient(g.data(), 4), rfd::host_gradient(&g[4], 3)}, input);
         const std::vector<float> &only_read = g;
         CHECK(flat.step_flat(p2.data(), only_read.data(), 7, input).step_size == report.step_size && p2 == p);
         by_tensor.give_gradient(1, &only_read[4], 3);

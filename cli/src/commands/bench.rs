@@ -10,7 +10,7 @@ use crate::machine;
 use crate::numbers::whole;
 use crate::terminal::print;
 
-/// Time the optimizer step, beside what memory allows, and check its result against f64.
+/// Time a step of each method, beside what memory allows, and check its result against f64.
 #[derive(Debug, clap::Args)]
 pub struct BenchArgs {
     /// Where to take the steps
@@ -55,22 +55,22 @@ struct Report {
     parameters: usize,
     tensors: usize,
     dtype: String,
-    /// Steps that were timed.
+    /// Steps that were timed, of each method.
     steps: u64,
-    /// Wall time of one.
-    step_us: f64,
+    /// Wall time of a step of the fitted method.
+    fitted_step_us: f64,
     /// What it reads and writes.
-    bytes_per_parameter: usize,
-    gb_per_second: f64,
-    /// The same of a step of the adaptive method.
+    fitted_bytes_per_parameter: usize,
+    fitted_gb_per_second: f64,
+    /// The same of the adaptive method.
     adaptive_step_us: f64,
     adaptive_bytes_per_parameter: usize,
     adaptive_gb_per_second: f64,
-    adaptive_over_step: f64,
-    /// Of a plain loop that moves as many bytes; on the CPU only.
+    adaptive_over_fitted: f64,
+    /// Of a plain loop that moves as many bytes as a step of the fitted method; on the CPU only.
     plain_loop_us: Option<f64>,
     plain_loop_gb_per_second: Option<f64>,
-    time_over_plain_loop: Option<f64>,
+    fitted_over_plain_loop: Option<f64>,
     /// Of a parameter after the first step, against f64.
     largest_error: f64,
 }
@@ -113,27 +113,27 @@ fn measure<E: Element>(args: &BenchArgs) -> Result<Report, CliError> {
 impl Report {
     fn new<E: Element>(device: String, args: &BenchArgs, measured: Measured) -> Self {
         // The gradients are read twice, the parameters read and written.
-        let bytes_per_parameter = 4 * size_of::<E>();
+        let fitted_bytes_per_parameter = 4 * size_of::<E>();
         // Both passes read the average of the gradients, which is f32 here, and the second writes it.
-        let adaptive_bytes_per_parameter = bytes_per_parameter + 3 * size_of::<f32>();
+        let adaptive_bytes_per_parameter = fitted_bytes_per_parameter + 3 * size_of::<f32>();
         let rate_of = |bytes: usize, seconds: f64| (bytes * args.parameters) as f64 / seconds * 1e-9;
-        let rate = |seconds| rate_of(bytes_per_parameter, seconds);
+        let rate = |seconds| rate_of(fitted_bytes_per_parameter, seconds);
         Report {
             device,
             parameters: args.parameters,
             tensors: args.tensors,
             dtype: E::DTYPE.to_string(),
             steps: measured.steps,
-            step_us: measured.step * 1e6,
-            bytes_per_parameter,
-            gb_per_second: rate(measured.step),
+            fitted_step_us: measured.step * 1e6,
+            fitted_bytes_per_parameter,
+            fitted_gb_per_second: rate(measured.step),
             adaptive_step_us: measured.adaptive_step * 1e6,
             adaptive_bytes_per_parameter,
             adaptive_gb_per_second: rate_of(adaptive_bytes_per_parameter, measured.adaptive_step),
-            adaptive_over_step: measured.adaptive_step / measured.step,
+            adaptive_over_fitted: measured.adaptive_step / measured.step,
             plain_loop_us: measured.plain_loop.map(|seconds| seconds * 1e6),
             plain_loop_gb_per_second: measured.plain_loop.map(rate),
-            time_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
+            fitted_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
             largest_error: measured.largest_error,
         }
     }
@@ -144,19 +144,19 @@ impl Report {
         let mut rows = vec![
             ("device", self.device.clone()),
             ("tensors", format!("{} with {} parameters, {}", self.tensors, self.parameters, self.dtype)),
-            ("step", rate(self.step_us, self.gb_per_second)),
-            ("bytes", bytes(self.bytes_per_parameter)),
+            ("fitted step", rate(self.fitted_step_us, self.fitted_gb_per_second)),
+            ("fitted bytes", bytes(self.fitted_bytes_per_parameter)),
+            ("adaptive step", rate(self.adaptive_step_us, self.adaptive_gb_per_second)),
+            ("adaptive bytes", bytes(self.adaptive_bytes_per_parameter)),
+            ("adaptive / fitted", format!("{:.2}", self.adaptive_over_fitted)),
         ];
         if let (Some(us), Some(gb), Some(ratio)) =
-            (self.plain_loop_us, self.plain_loop_gb_per_second, self.time_over_plain_loop)
+            (self.plain_loop_us, self.plain_loop_gb_per_second, self.fitted_over_plain_loop)
         {
-            rows.push(("plain loop", rate(us, gb)));
-            rows.push(("step / plain", format!("{ratio:.2}")));
+            rows.push(("plain loop", format!("{}, moves the bytes of a fitted step", rate(us, gb))));
+            rows.push(("fitted / plain", format!("{ratio:.2}")));
         }
-        rows.push(("adaptive step", rate(self.adaptive_step_us, self.adaptive_gb_per_second)));
-        rows.push(("bytes", bytes(self.adaptive_bytes_per_parameter)));
-        rows.push(("adaptive / step", format!("{:.2}", self.adaptive_over_step)));
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
-        rows.iter().map(|(name, value)| format!("{name:<15} {value}\n")).collect()
+        rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::estimation::{
-    Diagnostics, EstimationError, Findings, Fit, FitOptions, Sample, SampleFit, SampleStatistics,
-    SampleTable, TensorVariance, tensor_variances,
+    Diagnostics, EstimationError, Findings, FitOptions, Sample, SampleFit, SampleTable, TensorVariance,
+    tensor_variances,
 };
 use rfdescent::files::Prepared;
 use serde::Serialize;
@@ -64,7 +64,7 @@ pub struct FitArgs {
 #[derive(Serialize)]
 struct Report {
     batches: u64,
-    samples: u64,
+    examples: u64,
     mean: f64,
     variance: f64,
     noise_variance: f64,
@@ -73,7 +73,7 @@ struct Report {
     relative_std: f64,
     tolerance: f64,
     /// Examples still to be drawn to reach the tolerance; 0 when it is reached.
-    further_samples: u64,
+    further_examples: u64,
     iterations_loss: u32,
     iterations_grad: u32,
     model: String,
@@ -109,25 +109,19 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     }
     check_files(args)?;
 
-    let Estimates { samples, statistics, fit, findings, without_foreign, tensors } = fitted(args)?;
+    let Estimates { samples, fitted, tensors } = fitted(args)?;
+    let mut warnings = fitted.warnings(args.tolerance);
+    if fitted.without_foreign.is_some() {
+        warnings.iter_mut().for_each(|warning| *warning += " (--robust)");
+    }
+    let SampleFit { fit, statistics, findings, .. } = fitted;
     let model = match args.dims {
         Some(dims) => Some(Model::new(family, fit.moments(dims)).map_err(|error| data(args, error))?),
         None => None,
     };
     let unreliable = fit.reliability(args.tolerance);
-    let mut warnings: Vec<String> = unreliable.iter().map(ToString::to_string).collect();
+    warnings.extend(unreliable.iter().map(ToString::to_string));
     let diagnostics = Diagnostics::new(&statistics, &fit, args.dims);
-    warnings.extend(found(args, &findings, &fit, without_foreign.as_ref()));
-    // Foreign samples and two populations show in the tails as well: one warning is enough.
-    if diagnostics.heavy_tails() && findings.is_empty() {
-        warnings.push(format!(
-            "the losses have heavy tails (excess kurtosis {:.1}): the relative standard deviation of the variance is \
-             rather {:.3} than {:.3}; draw more samples, or check that all losses are of the same network and data",
-            diagnostics.excess_kurtosis,
-            diagnostics.relative_std(&fit),
-            fit.relative_std
-        ));
-    }
     let asymptotic_learning_rate = model.as_ref().and_then(|model| {
         let rate = model.asymptotic_learning_rate(0.0, 0.0);
         rate.map_err(|error| {
@@ -141,7 +135,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
     };
     let report = Report {
         batches: fit.batches,
-        samples: fit.samples,
+        examples: fit.examples,
         mean: fit.mean,
         variance: fit.variance,
         noise_variance: fit.noise_variance,
@@ -149,7 +143,7 @@ pub fn run(args: &FitArgs) -> Result<(), CliError> {
         noise_grad_variance: fit.noise_grad_variance,
         relative_std: fit.relative_std,
         tolerance: args.tolerance,
-        further_samples: unreliable.map_or(0, |unreliable| unreliable.further_samples),
+        further_examples: unreliable.map_or(0, |unreliable| unreliable.further_examples),
         iterations_loss: fit.iterations_loss,
         iterations_grad: fit.iterations_grad,
         model: family.to_string(),
@@ -207,30 +201,26 @@ fn check_files(args: &FitArgs) -> Result<(), CliError> {
 struct Estimates {
     /// Those that were fitted.
     samples: Vec<Sample>,
-    statistics: SampleStatistics,
-    fit: Fit,
-    findings: Findings,
-    without_foreign: Option<Fit>,
+    fitted: SampleFit,
     tensors: Vec<TensorVariance>,
 }
 
 fn fitted(args: &FitArgs) -> Result<Estimates, CliError> {
     let table = SampleTable::from_csv(&input::read(&args.samples)?, input::name(&args.samples))?;
     let options = FitOptions { robust: args.robust };
-    let SampleFit { fit, statistics, findings, without_foreign } =
-        table.fit(&options).map_err(|error| unfit(args, error))?;
+    let fitted = table.fit(&options).map_err(|error| unfit(args, error))?;
     let mut tensors = Vec::new();
     if !table.tensors.is_empty() {
-        tensors = tensor_variances(&statistics).map_err(|error| data(args, error))?;
+        tensors = tensor_variances(&fitted.statistics).map_err(|error| data(args, error))?;
         tensors.sort_by_key(|fitted| table.tensors.iter().position(|name| *name == fitted.name));
     }
     let mut samples = table.samples;
     if args.robust {
-        let left_out: HashSet<usize> = findings.foreign.iter().map(|foreign| foreign.index).collect();
+        let left_out: HashSet<usize> = fitted.findings.foreign.iter().map(|foreign| foreign.index).collect();
         let mut index = 0..;
         samples.retain(|_| index.next().is_none_or(|index| !left_out.contains(&index)));
     }
-    Ok(Estimates { samples, statistics, fit, findings, without_foreign, tensors })
+    Ok(Estimates { samples, fitted, tensors })
 }
 
 /// Says what a user of the command can do, where the library speaks to a caller of its functions.
@@ -248,36 +238,6 @@ fn unfit(args: &FitArgs, error: Error) -> CliError {
         ),
         error => data(args, error),
     }
-}
-
-/// One line about what looks unlike draws of one random function, with what it does to the fit and what to
-/// do.
-fn found(args: &FitArgs, findings: &Findings, fit: &Fit, without: Option<&Fit>) -> Option<String> {
-    if findings.is_empty() {
-        return None;
-    }
-    let remedy = match without {
-        Some(without) => {
-            let relative = |with: f64, without: f64| (with / without - 1.0).abs();
-            let most = relative(fit.variance, without.variance)
-                .max(relative(fit.grad_variance, without.grad_variance));
-            let effect = match most > args.tolerance {
-                true => "they decide over the fit",
-                false => "they hardly change the fit",
-            };
-            format!(
-                "{effect}: without them variance = {:.6e} and grad_variance = {:.6e}; look at these rows, then delete \
-                 them or use --robust",
-                without.variance, without.grad_variance
-            )
-        }
-        None if args.robust && !findings.foreign.is_empty() => "left out of the fit".into(),
-        None if findings.is_separable() => {
-            "check that these are draws of the same network and data as the others, or leave them out".into()
-        }
-        None => "fit the samples of each network and data set from a file of their own".into(),
-    };
-    Some(format!("{findings}; {remedy}"))
 }
 
 fn data(args: &FitArgs, problem: impl std::fmt::Display) -> CliError {
@@ -298,7 +258,7 @@ impl Report {
         let d = &self.diagnostics;
         let rows = [
             ("batches", self.batches.to_string()),
-            ("samples", self.samples.to_string()),
+            ("examples", self.examples.to_string()),
             ("mean", fixed(self.mean, 6)),
             ("variance", small(self.variance)),
             ("noise_variance", small(self.noise_variance)),

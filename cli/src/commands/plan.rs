@@ -98,10 +98,10 @@ fn to_json(design: &Design, args: &PlanArgs) -> String {
         "design": design.kind().to_string(),
         "objective": design.objective(),
         "tolerance": tolerance,
-        "samples_needed": design.samples_needed(tolerance).ceil(),
+        "examples_needed": design.examples_needed(tolerance).ceil(),
         "batches_needed": batches(design, tolerance),
-        "samples_to_halve": halving(design, tolerance),
-        "seconds_needed": args.examples_per_second.map(|rate| design.samples_needed(tolerance) / rate),
+        "examples_to_halve": halving(design, tolerance),
+        "seconds_needed": args.examples_per_second.map(|rate| design.examples_needed(tolerance) / rate),
         "seconds_to_halve": args.examples_per_second.map(|rate| halving(design, tolerance) / rate),
         "expected_batch_size": design.expected_batch_size(),
         "lambda": design.lambda(),
@@ -111,12 +111,12 @@ fn to_json(design: &Design, args: &PlanArgs) -> String {
 }
 
 fn batches(design: &Design, tolerance: f64) -> f64 {
-    (design.samples_needed(tolerance) / design.expected_batch_size()).ceil()
+    (design.examples_needed(tolerance) / design.expected_batch_size()).ceil()
 }
 
 /// Further examples for half the tolerance: variances of estimates fall with 1/n.
 fn halving(design: &Design, tolerance: f64) -> f64 {
-    (3.0 * design.samples_needed(tolerance)).ceil()
+    (3.0 * design.examples_needed(tolerance)).ceil()
 }
 
 fn to_text(design: &Design, args: &PlanArgs) -> String {
@@ -125,13 +125,13 @@ fn to_text(design: &Design, args: &PlanArgs) -> String {
         ("design".to_string(), design.kind().to_string()),
         ("objective".into(), format!("{:.6e}", design.objective())),
         (
-            "samples_needed".into(),
-            format!("{}  (tolerance {})", short(design.samples_needed(tolerance).ceil()), short(tolerance)),
+            "examples_needed".into(),
+            format!("{}  (tolerance {})", short(design.examples_needed(tolerance).ceil()), short(tolerance)),
         ),
         ("batches_needed".into(), short(batches(design, tolerance))),
         ("expected_batch_size".into(), fixed(design.expected_batch_size(), 2)),
         (
-            "samples_to_halve".into(),
+            "examples_to_halve".into(),
             format!(
                 "{}  (more, for tolerance {})",
                 short(halving(design, tolerance)),
@@ -140,7 +140,7 @@ fn to_text(design: &Design, args: &PlanArgs) -> String {
         ),
     ];
     if let Some(rate) = args.examples_per_second {
-        rows.push(("seconds_needed".into(), fixed(design.samples_needed(tolerance) / rate, 1)));
+        rows.push(("seconds_needed".into(), fixed(design.examples_needed(tolerance) / rate, 1)));
         rows.push(("seconds_to_halve".into(), fixed(halving(design, tolerance) / rate, 1)));
     }
     match design.lambda() {

@@ -30,7 +30,7 @@ fn page(text: &mut String, data: &PlotData, fit: &Fit) -> Drawn {
     root.fill(&WHITE)?;
     let title = format!(
         "{} mini-batches, {} examples; relative deviation of the variance {:.2}",
-        fit.batches, fit.samples, fit.relative_std
+        fit.batches, fit.examples, fit.relative_std
     );
     let (head, panels) = root.split_vertically(HEAD);
     head.titled(&title, ("sans-serif", 19))?;

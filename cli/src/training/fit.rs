@@ -8,12 +8,13 @@ use std::time::Instant;
 use candle_core::Device;
 use rfdescent::Error;
 use rfdescent::covariance::{Family, Model};
-use rfdescent::estimation::{AutoFit, AutoFitted, EstimationError, TensorFit};
+use rfdescent::estimation::{AutoFit, AutoFitted, EstimationError, OnForeign, TensorFit};
 use rfdescent_candle::NetworkSampler;
 use serde::Serialize;
 
 use super::DTYPE;
 use super::origin::Origin;
+use super::report::Printer;
 use crate::data::{Batch, Dataset, draw_batch};
 use crate::error::CliError;
 use crate::interrupt;
@@ -45,7 +46,9 @@ pub struct FitOptions {
     /// Relative standard deviation of C(0) that ends the sampling.
     pub tolerance: f64,
     /// Most images to draw.
-    pub max_samples: u64,
+    pub max_images: u64,
+    /// What to do about samples that look foreign to the others.
+    pub on_foreign: OnForeign,
     /// File that keeps the samples.
     pub cache: Option<PathBuf>,
 }
@@ -82,13 +85,13 @@ pub struct FittedModel {
     /// Mini-batches drawn.
     pub batches: u64,
     /// Images in them.
-    pub samples: u64,
+    pub examples: u64,
     /// The same in passes over the training images: what the fit cost in epochs of training.
-    pub epochs_of_samples: f64,
+    pub epochs_of_examples: f64,
     /// Wall time; short when the cache held the samples already.
     pub seconds: f64,
     /// Images that would have to be drawn in addition for half the relative standard deviation.
-    pub halving_samples: u64,
+    pub halving_examples: u64,
     /// How long that would take; `None` where the cache held all samples.
     pub halving_seconds: Option<f64>,
     /// What the user should know.
@@ -101,6 +104,7 @@ pub fn fit(
     data: &Dataset,
     options: &FitOptions,
     seed: u64,
+    printer: &Printer,
     progress: Progress,
 ) -> Result<FittedModel, CliError> {
     let started = Instant::now();
@@ -111,11 +115,12 @@ pub fn fit(
     let defaults = AutoFit::default();
     let auto_fit = AutoFit {
         tolerance: options.tolerance,
-        initial_budget: defaults.initial_budget.min(options.max_samples),
-        max_budget: options.max_samples,
+        initial_budget: defaults.initial_budget.min(options.max_images),
+        max_budget: options.max_images,
         max_batch_size: Some(MAX_BATCH.min(data.train.len() as u64)),
         seed,
         cache: options.cache.clone(),
+        on_foreign: options.on_foreign,
         ..defaults
     };
     let bar = progress.bar(auto_fit.initial_budget, "auto-fit (images)");
@@ -131,11 +136,13 @@ pub fn fit(
     let fitted = auto_fit.run(&mut sampler, &mut |at| {
         if std::mem::take(&mut first) {
             // Before anything is drawn; how long it takes follows from the first samples.
-            let (expected, most) = (at.expected, auto_fit.max_budget);
-            bar.println(format!("Auto-fit will draw about {expected} images, {most} at most"));
+            let [expected, most] =
+                [at.expected, auto_fit.max_budget].map(|images| images.saturating_sub(at.examples));
+            let cost = format!("Auto-fit will draw about {expected} images, {most} at most");
+            bar.suspend(|| printer.line(cost));
         }
         bar.set_length(at.expected);
-        bar.set_position(at.samples);
+        bar.set_position(at.examples);
         let left = at.remaining_seconds.map_or(String::new(), |seconds| format!("about {seconds:.0} s left"));
         bar.set_message(match at.relative_std {
             Some(std) => format!("{left}; relative deviation {std:.2}, to reach {}", at.tolerance),
@@ -161,10 +168,10 @@ pub fn fit(
         length_scale: model.length_scale(),
         plateau_step_size: model.plateau_step_size(),
         batches: fitted.fit.batches,
-        samples: fitted.fit.samples,
-        epochs_of_samples: fitted.fit.samples as f64 / data.train.len() as f64,
+        examples: fitted.fit.examples,
+        epochs_of_examples: fitted.fit.examples as f64 / data.train.len() as f64,
         seconds: started.elapsed().as_secs_f64(),
-        halving_samples: fitted.cost.halving_examples,
+        halving_examples: fitted.cost.halving_examples,
         halving_seconds: fitted.cost.halving_seconds,
         warnings,
         model,
@@ -205,14 +212,16 @@ fn explain(error: Error, cache: Option<&Path>) -> CliError {
             "auto-fit stopped by Ctrl-C; its samples are lost (--samples FILE or --output DIR keeps them)"
                 .into(),
         ),
-        (Error::Estimation(EstimationError::BudgetExhausted { samples, source, .. }), _) => CliError::Data(
-            format!("auto-fit found no covariance in {samples} images: {source}; or raise --max-samples"),
+        (Error::Estimation(EstimationError::BudgetExhausted { examples, source, .. }), _) => CliError::Data(
+            format!("auto-fit found no covariance in {examples} images: {source}; or raise --max-images"),
         ),
-        (Error::Estimation(EstimationError::Foreign { findings, consequence }), Some(cache)) => {
-            let cache = cache.display();
+        (Error::Estimation(EstimationError::Foreign { findings, consequence }), cache) => {
+            let rows = cache.map_or(String::new(), |cache| {
+                let cache = cache.display();
+                format!("; or delete their rows, which `rfdescent fit {cache}` names, and run the same command again")
+            });
             CliError::Data(format!(
-                "{findings}; they decide over the fit ({consequence}): `rfdescent fit {cache}` names their rows; delete \
-                 these, and the same command goes on from there"
+                "{findings}; they decide over the fit ({consequence}): leave them out with --robust{rows}"
             ))
         }
         (Error::Io { path, source }, Some(cache))

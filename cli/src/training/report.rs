@@ -131,7 +131,7 @@ impl Printer {
     pub fn fit(&self, fit: &FittedModel) {
         self.line(format!(
             "Auto-fit of the {} covariance: {} mini-batches, {} images ({:.2} epochs of data), {:.1} s",
-            fit.covariance, fit.batches, fit.samples, fit.epochs_of_samples, fit.seconds
+            fit.covariance, fit.batches, fit.examples, fit.epochs_of_examples, fit.seconds
         ));
         self.line(format!(
             "  mean {}  variance {:.3e}  noise variance {:.3e}  relative deviation {:.2}",
@@ -150,7 +150,7 @@ impl Printer {
         let time = fit.halving_seconds.map_or(String::new(), |seconds| format!(", about {seconds:.0} s"));
         self.line(format!(
             "  half the relative deviation would take {} more images{time}",
-            fit.halving_samples
+            fit.halving_examples
         ));
         if !fit.tensors.is_empty() {
             self.line(format!(
@@ -179,13 +179,14 @@ impl Printer {
     /// Names of the columns of [`Printer::epoch`].
     pub fn epoch_header(&self) {
         self.line(format!(
-            "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>8} {:>7}",
+            "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>6} {:>8} {:>7}",
             "epoch",
             "train loss",
             "validation loss",
             "accuracy",
             "step size",
             "learning rate",
+            "trust",
             "skipped",
             "time"
         ));
@@ -193,15 +194,17 @@ impl Printer {
 
     /// One epoch.
     pub fn epoch(&self, row: &EpochRow) {
-        let number = |value: Option<f64>| value.map_or("-".into(), |v| fixed(v, 4));
+        let decimals = |value: Option<f64>, digits| value.map_or("-".into(), |v| fixed(v, digits));
+        let number = |value| decimals(value, 4);
         self.line(format!(
-            "{:>5} {:>11} {:>16} {:>7.2} % {:>10} {:>14} {:>8} {:>5.1} s",
+            "{:>5} {:>11} {:>16} {:>7.2} % {:>10} {:>14} {:>6} {:>8} {:>5.1} s",
             row.epoch,
             fixed(row.train_loss, 4),
             fixed(row.validation_loss, 4),
             100.0 * row.accuracy,
             number(row.step_size),
             number(row.learning_rate),
+            decimals(row.trust, 3),
             row.skipped,
             row.seconds
         ));
@@ -240,7 +243,7 @@ impl Printer {
         let untuned = if fits.is_empty() {
             "Nothing was tuned for the adaptive method, nor fitted.".into()
         } else {
-            let cost = fits.iter().map(|fit| fit.epochs_of_samples).sum::<f64>() / fits.len() as f64;
+            let cost = fits.iter().map(|fit| fit.epochs_of_examples).sum::<f64>() / fits.len() as f64;
             format!(
                 "Nothing was tuned for the fitted method; its auto-fit looked at {cost:.2} epochs worth of images."
             )

@@ -93,7 +93,7 @@ pub struct Progress {
     /// Mini-batches so far.
     pub batches: u64,
     /// Examples so far.
-    pub samples: u64,
+    pub examples: u64,
     /// Examples that will have been needed in the end, by the last fit; `None` before the first.
     pub needed: Option<u64>,
     /// Relative standard deviation of C(0) in the last fit.
@@ -209,10 +209,10 @@ impl AutoFit {
         let dims = sampler.dims();
         let mut guess = Guess::new(self, dims)?;
         check_tensors(sampler.tensors(), dims)?;
-        let expected = (guess.design()?.samples_needed(self.tolerance) as u64).max(self.initial_budget);
+        let expected = (guess.design()?.examples_needed(self.tolerance) as u64).max(self.initial_budget);
         let mut run = Run::open(self, sampler, progress, expected)?;
         loop {
-            let have = run.statistics.samples() as f64;
+            let have = run.statistics.examples() as f64;
             let (fresh, chunk) = match run.fit() {
                 Ok(now) if now.relative_std < self.tolerance => {
                     // A cache from elsewhere may hold more: use all of it.
@@ -226,8 +226,8 @@ impl AutoFit {
                     let fresh = guess.design()?;
                     // 1/Var(β̂₀) of old and new samples together is at least the sum of both, so this many
                     // are enough however unfavourable the batch sizes of the old ones were.
-                    let further = fresh.samples_needed(self.tolerance / now.widening)
-                        - fresh.samples_needed(now.fit.relative_std);
+                    let further = fresh.examples_needed(self.tolerance / now.widening)
+                        - fresh.examples_needed(now.fit.relative_std);
                     let need = have + further;
                     (run.relative_std, run.needed) = (Some(now.relative_std), Some(need as u64));
                     // A poor early fit may predict far too much: at most as many again as there are.
@@ -249,7 +249,7 @@ impl AutoFit {
                 }
             };
             let design = fresh.after(&run.statistics.counts(), chunk);
-            let end = run.statistics.samples().saturating_add(chunk.max(1));
+            let end = run.statistics.examples().saturating_add(chunk.max(1));
             if run.advance(&design, end)? == Advance::OutOfBudget {
                 return match run.fit() {
                     Ok(now) => Ok(run.finish(now, dims)),
@@ -257,9 +257,9 @@ impl AutoFit {
                         failure @ (EstimationError::Foreign { .. } | EstimationError::Inseparable { .. }),
                     ) => Err(failure.into()),
                     Err(source) => {
-                        let (max_budget, samples) = (self.max_budget, run.statistics.samples());
+                        let (max_budget, examples) = (self.max_budget, run.statistics.examples());
                         let source = Box::new(source);
-                        Err(EstimationError::BudgetExhausted { max_budget, samples, source }.into())
+                        Err(EstimationError::BudgetExhausted { max_budget, examples, source }.into())
                     }
                 };
             }

@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
 
     /// Adds samples until there are `end` examples.
     pub(super) fn advance(&mut self, design: &Design, end: u64) -> Result<Advance> {
-        while self.statistics.samples() < end {
+        while self.statistics.examples() < end {
             if let Some((sample, sq_grad_norms)) = self.cached.next() {
                 self.push(&sample, &sq_grad_norms)?;
                 continue;
@@ -200,13 +200,13 @@ impl<'a> Run<'a> {
     /// used up.
     fn requests(&self, design: &Design, end: u64) -> Vec<BatchRequest> {
         let (seed, max_budget) = (self.options.seed, self.options.max_budget);
-        let (mut index, mut samples) = (self.statistics.batches(), self.statistics.samples());
+        let (mut index, mut examples) = (self.statistics.batches(), self.statistics.examples());
         let most = if self.tensors.is_empty() { self.sampler.most_at_once().max(1) } else { 1 };
         let mut requests = Vec::new();
-        while samples < end && requests.len() < most {
+        while examples < end && requests.len() < most {
             let batch_size = design.quantile(quantile(seed, index));
-            samples = samples.saturating_add(batch_size);
-            if samples > max_budget {
+            examples = examples.saturating_add(batch_size);
+            if examples > max_budget {
                 break;
             }
             requests.push(BatchRequest { batch_size, seed: stream(seed, index) });
@@ -276,23 +276,23 @@ impl<'a> Run<'a> {
 
     fn report(&mut self) -> Result<()> {
         self.reported = true;
-        let (batches, samples) = (self.statistics.batches(), self.statistics.samples());
+        let (batches, examples) = (self.statistics.batches(), self.statistics.examples());
         let Run { needed, relative_std, .. } = *self;
-        let expected = needed.unwrap_or(self.expected).min(self.options.max_budget).max(samples);
+        let expected = needed.unwrap_or(self.expected).min(self.options.max_budget).max(examples);
         let now = Progress {
             batches,
-            samples,
+            examples,
             needed,
             relative_std,
             tolerance: self.options.tolerance,
             expected,
-            remaining_seconds: self.drawn.seconds_for(expected - samples),
+            remaining_seconds: self.drawn.seconds_for(expected - examples),
         };
         match (self.progress)(&now) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => {
                 let cache = self.options.cache.clone();
-                Err(EstimationError::Interrupted { batches, samples, cache }.into())
+                Err(EstimationError::Interrupted { batches, examples, cache }.into())
             }
         }
     }
@@ -323,7 +323,7 @@ impl<'a> Run<'a> {
         let tensors = self.sampler.tensors().to_vec();
         let Drawn { batches, examples, .. } = self.drawn;
         // Variances of estimates fall with 1/n: half the error takes four times the samples.
-        let halving_examples = fit.samples.saturating_mul(3);
+        let halving_examples = fit.examples.saturating_mul(3);
         let cost = Cost {
             batches,
             examples,

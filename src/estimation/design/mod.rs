@@ -101,7 +101,7 @@ impl Design {
     }
 
     /// Examples after which the relative standard deviation of β̂₀ is `tolerance`: objective/(tolerance·β₀)².
-    pub fn samples_needed(&self, tolerance: f64) -> f64 {
+    pub fn examples_needed(&self, tolerance: f64) -> f64 {
         self.relative_objective / (tolerance * tolerance)
     }
 

@@ -4,7 +4,7 @@
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 
-#[path = "../../../../tests/common/mod.rs"]
+/// The library's, by a link, so that packages hold it too.
 pub mod library;
 
 use library::Owned;

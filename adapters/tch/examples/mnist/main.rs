@@ -119,7 +119,7 @@ fn fit(data: &Data, seed: i64, device: Device) -> Result<Model, Box<dyn Error>> 
     println!(
         "auto-fit: {} mini-batches, {} images, {:.1} s; mean {:.4}, variance {:.3e}, length scale {:.3}",
         fitted.fit.batches,
-        fitted.fit.samples,
+        fitted.fit.examples,
         started.elapsed().as_secs_f64(),
         fitted.fit.mean,
         fitted.fit.variance,

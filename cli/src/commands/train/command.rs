@@ -1,6 +1,7 @@
 //! One seed after the other: fit, training, comparison.
 
 use rfdescent::covariance::{Family, Model};
+use rfdescent::estimation::OnForeign;
 use rfdescent_candle::{Adaptive, Config, Fitted, Rfd};
 
 use super::TrainArgs;
@@ -111,10 +112,11 @@ impl Command<'_> {
             family: args.covariance.unwrap_or(Family::SquaredExponential),
             anisotropy: args.anisotropy(),
             tolerance: args.tolerance.unwrap_or(0.3),
-            max_samples: args.max_samples.unwrap_or(1_000_000),
+            max_images: args.max_images.unwrap_or(1_000_000),
+            on_foreign: if args.robust { OnForeign::LeaveOut } else { OnForeign::Refuse },
             cache: args.samples.clone().or_else(|| output.map(|folder| folder.join("samples.csv"))),
         };
-        let fit = fit(args.model, self.data, &options, seed, self.progress)?;
+        let fit = fit(args.model, self.data, &options, seed, &self.printer, self.progress)?;
         self.printer.fit(&fit);
         Ok(fit)
     }

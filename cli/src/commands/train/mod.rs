@@ -82,8 +82,12 @@ pub struct TrainArgs {
     #[arg(long, value_name = "T", value_parser = positive, allow_hyphen_values = true)]
     tolerance: Option<f64>,
     /// With --method fitted: images that auto-fit draws at most [default: 1000000]
-    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<u64>(100..=1_000_000_000))]
-    max_samples: Option<u64>,
+    #[arg(long, alias = "max-samples", value_name = "N", allow_hyphen_values = true, value_parser = whole::<u64>(100..=1_000_000_000))]
+    max_images: Option<u64>,
+    /// With --method fitted: leave out samples of auto-fit that look foreign to the others, as those of
+    /// initialisations that blow up; without it auto-fit stops where these decide over the fit
+    #[arg(long)]
+    robust: bool,
     /// Use only this many training images
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = whole::<usize>(MIN_IMAGES as u64..=10_000_000))]
     train_images: Option<usize>,
@@ -118,7 +122,8 @@ impl TrainArgs {
             ("--stochastic", self.stochastic),
             ("--samples", self.samples.is_some()),
             ("--tolerance", self.tolerance.is_some()),
-            ("--max-samples", self.max_samples.is_some()),
+            ("--max-images", self.max_images.is_some()),
+            ("--robust", self.robust),
         ]
         .into_iter()
         .find_map(|(option, given)| given.then_some(option))

@@ -1,0 +1,1 @@
+../../../../benches/support/lists.rs

@@ -1,0 +1,1 @@
+../../../../tests/states/mod.rs
