@@ -34,6 +34,7 @@ class Prototype(torch.optim.Optimizer):
         self.last = self.before = None  # the loss before, the sums of the window before
         self.window = [0.0, 0.0, 0.0]  # losses, squared differences of successive ones, promises
         self.high = self.judged = 0
+        self.alarmed = False  # in this window
         self.report = {}
 
     def _average(self, state, name, value) -> torch.Tensor:
@@ -118,8 +119,8 @@ class Prototype(torch.optim.Optimizer):
         if self.before:
             high = loss > self.before[0] / c["window"] + 3 * self._deviation()
             self.high = self.high + 1 if high else 0
-            if self.high == 3:
-                self.high = 0
+            if self.high >= 3 and not self.alarmed:
+                self.alarmed = True
                 self.trust *= c["less"]
         self.window[0] += loss
         self.window[1] += 0 if self.last is None else (loss - self.last) ** 2
@@ -135,5 +136,5 @@ class Prototype(torch.optim.Optimizer):
                     self.trust *= c["less"]
                 elif fall > promise:
                     self.trust *= c["more"] if self.trust < 1 else c["more_above"]
-            self.before, self.window, self.judged = self.window, [0.0, 0.0, 0.0], 0
+            self.before, self.window, self.judged, self.alarmed = self.window, [0.0, 0.0, 0.0], 0, False
         self.trust = min(max(self.trust, 0.001), c["largest_trust"])
