@@ -182,8 +182,8 @@ typedef struct RfdSquaredNorm {
 } RfdSquaredNorm;
 
 // Sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. With rows, d is
-// weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive method
-// needs the first two, norm lock all but the last, both together all, anything else only the first.
+// weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive
+// method needs the first two, norm lock all but the last, both together all, anything else only the first.
 #define RFD_SUM_SQUARES 0    // |g|^2
 #define RFD_SUM_DIRECTION 1  // with rows the sum of w |d|^2, else |d|^2
 #define RFD_SUM_PARAMETER 2  // |p|^2
@@ -200,7 +200,7 @@ typedef struct RfdHistory {
     double below;            // not 0: there was a loss below 0, and no lower bound is known
     double trust;
     double last;             // loss of the last step
-    double high;             // losses in a row that were above what noise explains
+    double high;             // losses in a row above what noise explains, up to alarm_losses
     double steps;            // in this window
     double windows;          // that are complete
     double sum;              // of this window's losses

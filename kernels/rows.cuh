@@ -129,8 +129,8 @@ private:
     __device__ __forceinline__ double* rows_at(uint64_t side) const { return columns_at(side) + columns; }
 };
 
-// A tensor with all that passes over its rows ask for. Each warp has one, in shared memory: the registers go to
-// elements.
+// A tensor with all that passes over its rows ask for. Each warp has one, in shared memory: the registers go
+// to elements.
 struct RowTensor {
     RfdTensor tensor;
     Variances variances;

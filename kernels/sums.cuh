@@ -147,8 +147,8 @@ __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const
     }
 }
 
-// All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows that
-// several warps share they are not weighed yet.
+// All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows
+// that several warps share they are not weighed yet.
 template <class I>
 __device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const RowTensor& here, uint64_t chunk,
                                           double scale, double decay, double unscale)

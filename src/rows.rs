@@ -34,8 +34,8 @@ impl Rows {
     /// Chunks as such, of a tensor whose rows don't matter.
     pub const CHUNKS: Self = Self { len: LONGEST, columns: 0 };
 
-    /// The rows of a matrix, which have so many elements. Those longer than a chunk are cut, and then there are
-    /// no columns.
+    /// The rows of a matrix, which have so many elements. Those longer than a chunk are cut, and then there
+    /// are no columns.
     pub fn of_matrix(len: usize) -> Self {
         let cut = Self::cut(len);
         Self { columns: if cut.len == len { len } else { 0 }, ..cut }
@@ -83,8 +83,8 @@ impl Rows {
         LANES / self.lanes() * self.len
     }
 
-    /// The chunks that tell of the columns of a tensor of so many chunks in the step after so many: all, or in
-    /// turn so many that their number stays small.
+    /// The chunks that tell of the columns of a tensor of so many chunks in the step after so many: all, or
+    /// in turn so many that their number stays small.
     pub fn sample(self, chunks: usize, applied_steps: u64) -> Sample {
         let stride = chunks.div_ceil(SAMPLED).max(1);
         Sample { first: (applied_steps % stride as u64) as usize, stride }
@@ -106,10 +106,11 @@ mod tests {
         assert_eq!(len(&[5, 1]), 1);
         assert_eq!(len(&[0, 7]), 7);
         assert_eq!(len(&[7, 0]), 1);
-        // longer than a chunk: 11008 = 4 · 2752, a prime has no parts
+        // longer than a chunk: 11008 = 4 · 2752 and 50257 = 29 · 1733, a prime has no parts
         assert_eq!(len(&[4096, 11008]), 11008 / 4);
         assert_eq!(len(&[8192]), 4096);
-        assert_eq!(len(&[50257]), 4096);
+        assert_eq!(len(&[50257]), 1733);
+        assert_eq!(len(&[8191]), 4096);
     }
 
     #[test]

@@ -5,7 +5,8 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use rfdescent::optimizer::{
-    Adaptive, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec,
+    Adaptive, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -94,7 +95,7 @@ impl Shape {
         let row = spec.row.or((spec.shape.len() > 1).then(|| spec.shape[1..].iter().product()));
         let whole = row.unwrap_or(start.len()).max(1);
         // The fewest equal parts of at most 4096 elements, unless they had less than 256.
-        let parts = (1..=whole).find(|parts| whole % parts == 0 && whole / parts <= 4096).unwrap();
+        let parts = (1..=whole).find(|&parts| whole.is_multiple_of(parts) && whole / parts <= 4096).unwrap();
         let cut = if whole <= 4096 || whole / parts >= 256 { whole / parts } else { 4096 };
         let length = match row {
             Some(_) => (0.1 * mean_square(start).sqrt().max(0.01)).sqrt(),
@@ -210,11 +211,14 @@ impl Reference {
             if i >= 16 {
                 let last = self.window(i / 16 - 1);
                 let is_high = loss > last.sum / 16.0 + 3.0 * (last.squares / 32.0).sqrt();
-                high = if is_high { high + 1 } else { 0 };
-            }
-            if high == 3 {
-                high = 0;
-                trust = (trust / 2.0).max(1e-3);
+                // Once in a window.
+                if i % 16 == 0 {
+                    high = 0;
+                }
+                if high < 3 {
+                    high = if is_high { high + 1 } else { 0 };
+                    trust = if high == 3 { (trust / 2.0).max(1e-3) } else { trust };
+                }
             }
             if i >= 31 && i % 16 == 15 {
                 let (before, now) = (self.window(i / 16 - 1), self.window(i / 16));
@@ -223,7 +227,13 @@ impl Reference {
                 let noise = ((before.squares + now.squares) / 2.0).sqrt();
                 trust *= match fall {
                     _ if fall < promise - noise => 0.5,
-                    _ if fall > promise => if trust < 1.0 { 1.5 } else { 1.2 },
+                    _ if fall > promise => {
+                        if trust < 1.0 {
+                            1.5
+                        } else {
+                            1.2
+                        }
+                    }
                     _ => 1.0,
                 };
                 trust = trust.clamp(1e-3, 4.0);
@@ -233,7 +243,13 @@ impl Reference {
     }
 
     /// The change of each parameter, `None` for a tensor without gradient.
-    fn step(&mut self, loss: f64, gradients: &[Option<Vec<f64>>], values: &[Owned], options: &Options) -> Vec<Vec<f64>> {
+    fn step(
+        &mut self,
+        loss: f64,
+        gradients: &[Option<Vec<f64>>],
+        values: &[Owned],
+        options: &Options,
+    ) -> Vec<Vec<f64>> {
         let applied = self.losses.len();
         self.observe(loss);
         for (all, gradient) in self.gradients.iter_mut().zip(gradients) {
@@ -275,8 +291,19 @@ impl Reference {
 /// Shapes of all kinds, by name where rows are given: one element, none, vectors beyond a chunk, images,
 /// single columns; rows that are cut in three, and such as have no equal parts.
 fn shapes() -> Vec<(Vec<usize>, Option<usize>)> {
-    let plain: [&[usize]; 11] =
-        [&[1], &[33], &[5000], &[7, 33], &[6, 3, 3, 3], &[40, 1], &[0, 5], &[2, 9000], &[3, 4099], &[700, 16], &[64, 64]];
+    let plain: [&[usize]; 11] = [
+        &[1],
+        &[33],
+        &[5000],
+        &[7, 33],
+        &[6, 3, 3, 3],
+        &[40, 1],
+        &[0, 5],
+        &[2, 9000],
+        &[3, 4099],
+        &[700, 16],
+        &[64, 64],
+    ];
     let given = [(vec![100], Some(13)), (vec![12, 10], Some(20)), (vec![10], Some(25))];
     plain.iter().map(|shape| (shape.to_vec(), None)).chain(given).collect()
 }
@@ -331,7 +358,7 @@ proptest! {
         grad_size in prop::sample::select(vec![1.0, 1e-3]),
     ) {
         let chosen = chosen.into_iter().map(|(shape, counts)| (shape, counts < 0.8));
-        let chosen: Vec<_> = std::iter::once(((vec![9], None), true)).chain(chosen).collect();
+        let chosen: Vec<Chosen> = std::iter::once(((vec![9], None), true)).chain(chosen).collect();
         let setup = Setup { averaging, loss_bound, factor, multiplier, weight_decay, all, max_step_size };
         compare(seed, &chosen, setup, losses, grad_size, 72)?;
     }
@@ -369,10 +396,13 @@ struct Setup {
     max_step_size: Option<f64>,
 }
 
+/// Shape and given rows of a tensor, and whether it counts in the norm.
+type Chosen = ((Vec<usize>, Option<usize>), bool);
+
 /// A run beside its reference. The first tensor has a gradient in each step.
 fn compare(
     seed: u64,
-    chosen: &[((Vec<usize>, Option<usize>), bool)],
+    chosen: &[Chosen],
     setup: Setup,
     losses: Losses,
     grad_size: f64,
@@ -420,7 +450,8 @@ fn compare(
         let expected = reference.step(loss, &gradients, &before, &options);
         let trust = reference.trust();
         prop_assert!((report.trust / trust - 1.0).abs() < 1e-14, "step {n}: {} {trust}", report.trust);
-        let tolerance = if reference.tensors.iter().any(|shape| shape.columns) { 2f64.powi(-23) } else { 1e-11 };
+        let tolerance =
+            if reference.tensors.iter().any(|shape| shape.columns) { 2f64.powi(-23) } else { 1e-11 };
         for k in 0..sizes.len() {
             if expected[k].is_empty() {
                 prop_assert!(values[k].bits() == before[k].bits());
@@ -636,7 +667,7 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
         (r#"\"trust\":1.0"#, r#"\"trust\":-10"#),
         (r#"\"trust\":1.0"#, r#"\"trust\":4.1"#),
         (r#"\"below\":0.0"#, r#"\"below\":0.5"#),
-        (r#"\"high\":0.0"#, r#"\"high\":3.0"#),
+        (r#"\"high\":0.0"#, r#"\"high\":3.5"#),
         (r#"\"steps\":5.0"#, r#"\"steps\":-10"#),
         (r#"\"steps\":5.0"#, r#"\"steps\":1e9"#),
         (r#"\"windows\":0.0"#, r#"\"windows\":-10"#),
@@ -663,14 +694,15 @@ fn missing_gradients_leave_their_tensor_out() {
     }
     assert!(values[0].bits() == alone[0].bits());
     assert_eq!(values[1].to_f64(), [0.0; 2]);
-    // Its first gradient counts in full, as its averages have only that one: vectors have the length scale 0.1.
+    // Its first gradient counts in full, as its averages have only that one: vectors have the length scale
+    // 0.1.
     let report = step(&mut both, &mut values, &[Owned::F64(vec![0.0; 3]), Owned::F64(vec![2.0; 2])], 1.0);
     let expected = -report.learning_rate * 0.1;
     values[1].to_f64().iter().for_each(|moved| assert!((moved / expected - 1.0).abs() < 1e-14, "{moved}"));
 }
 
-/// By hand: the first step moves a row by its length scale times r, whatever its gradient's size. The next one
-/// knows the mean over the tensor, and what the columns have shown.
+/// By hand: the first step moves a row by its length scale times r, whatever its gradient's size. The next
+/// one knows the mean over the tensor, and what the columns have shown.
 #[test]
 fn the_first_two_steps_of_a_matrix() {
     let mut values = vec![Owned::F64(vec![0.4; 6])];
@@ -732,9 +764,9 @@ fn reports_say_what_limits_the_step() {
     let trust = |reports: &[StepReport]| reports.iter().map(|report| report.trust).collect::<Vec<_>>();
     assert_eq!(trust(&large)[30..=47], [&[1.0][..], &[1.2; 16], &[1.2 * 1.2]].concat());
     let rising = run(Options::default(), &|n| 1.0 + (n / 16) as f64);
-    // Three losses above those of the window before are an alarm.
-    let expected = [[1.0; 18].as_slice(), &[0.5; 3], &[0.25; 3], &[0.125; 3], &[0.0625; 3]].concat();
-    assert_eq!(trust(&rising)[..expected.len()], expected);
+    // Three losses above those of the window before are an alarm, of which there is one in a window.
+    let expected = [[1.0; 18].as_slice(), &[0.5; 13], &[0.25; 3], &[0.125; 13], &[0.0625]].concat();
+    assert_eq!(trust(&rising), expected);
 }
 
 /// A row that gets no gradient stays where it is, as those of an embedding do, and so does one that never had
@@ -792,9 +824,14 @@ fn length_scales_are_those_of_the_first_step() {
         let moved = |k: usize| (size - values[k].to_f64()[0]) / report.learning_rate;
         (moved(0), moved(1))
     };
-    for (size, length) in [(4.0, 0.4_f64.sqrt()), (0.02, 0.002_f64.sqrt()), (1e-3, 0.001_f64.sqrt()), (0.0, 0.001_f64.sqrt())] {
+    for (size, length) in
+        [(4.0, 0.4_f64.sqrt()), (0.02, 0.002_f64.sqrt()), (1e-3, 0.001_f64.sqrt()), (0.0, 0.001_f64.sqrt())]
+    {
         let (matrix, vector) = first(size);
-        assert!((matrix / length - 1.0).abs() < 1e-10 && (vector / 0.1 - 1.0).abs() < 1e-10, "{matrix} {vector}");
+        assert!(
+            (matrix / length - 1.0).abs() < 1e-10 && (vector / 0.1 - 1.0).abs() < 1e-10,
+            "{matrix} {vector}"
+        );
     }
 }
 
@@ -855,5 +892,5 @@ fn bits_of_a_run_are_fixed() {
         .concat()
         .iter()
         .fold(0xCBF2_9CE4_8422_2325_u64, |hash, &word| (hash ^ word).wrapping_mul(0x0100_0000_01B3));
-    assert_eq!(format!("{hash:016x}"), "e030a7dced21abc6");
+    assert_eq!(format!("{hash:016x}"), "ab20768910b0cd92");
 }

@@ -19,8 +19,8 @@ use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::device::ShimOptions;
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput,
-    RawNumber, RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+    Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
+    RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 

@@ -1,6 +1,6 @@
-//! States of the fitted method that earlier versions saved, through Rust, C and candle, load and go on with the
-//! bits that they went on with then; those of the adaptive method, whose rule was another one, are refused.
-//! `tests/data/states/README.md` says what they are. Python has a test of its own.
+//! States of the fitted method that earlier versions saved, through Rust, C and candle, load and go on with
+//! the bits that they went on with then; those of the adaptive method, whose rule was another one, are
+//! refused. `tests/data/states/README.md` says what they are. Python has a test of its own.
 
 mod common;
 mod recorded;
@@ -26,9 +26,7 @@ fn setup(kind: Kind) -> Setup {
                 momentum: vec![0.9, 0.5],
             },
         ),
-        Kind::Adaptive => {
-            (vec![group], recorded::Kind::Adaptive { averaging: 0.9, loss_bound: None })
-        }
+        Kind::Adaptive => (vec![group], recorded::Kind::Adaptive { averaging: 0.9, loss_bound: None }),
     };
     Setup {
         kind: method,
@@ -147,7 +145,11 @@ fn old_states_are_those_of_the_same_steps() {
 fn states_of_the_earlier_adaptive_rule_are_refused_by_name() {
     for front in FRONTS.into_iter().chain(["rust-2"]) {
         let state = std::fs::read(file(front, Kind::Adaptive)).unwrap();
-        refused(&mut optimizer(Kind::Adaptive), &state, &["earlier release", "adaptive method", "begin anew"]);
+        refused(
+            &mut optimizer(Kind::Adaptive),
+            &state,
+            &["earlier release", "adaptive method", "begin anew"],
+        );
     }
     let error = optimizer(Kind::Adaptive).load_state(&file("rust", Kind::Adaptive)).unwrap_err().to_string();
     assert!(error.contains("rust-adaptive.safetensors"), "{error}");

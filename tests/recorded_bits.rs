@@ -169,7 +169,7 @@ fn formats() -> Vec<Run> {
                     tensor(dtype, grad, 1, 0),
                     matrix(dtype, grad, 4097, 0, 241),
                     tensor(dtype, grad, 300, 0),
-                    ];
+                ];
                 let name = format!("formats/{dtype}/{grad}/{kind_name}");
                 let base = run(name.clone(), kind.clone(), tensors);
                 if matches!(dtype, DType::F16 | DType::BF16) {
@@ -187,8 +187,8 @@ fn formats() -> Vec<Run> {
     runs
 }
 
-/// Tensors that several threads share, of whose chunks some tell of columns, and one of more than a segment of
-/// the sum.
+/// Tensors that several threads share, of whose chunks some tell of columns, and one of more than a segment
+/// of the sum.
 fn large() -> Vec<Run> {
     let mut runs = Vec::new();
     for (kind_name, kind) in

@@ -131,7 +131,10 @@ fn what_is_stored_has_names() {
     let header = self::header(&trained(fitted()).0.state_to_bytes().unwrap());
     assert_eq!((&header["method"], &header["settings"]), (&json!("fitted"), &json!({})));
     let tensor = &header["tensors"][0];
-    assert_eq!((&header["history"], &tensor["history"], &tensor["rows"]), (&Value::Null, &Value::Null, &Value::Null));
+    assert_eq!(
+        (&header["history"], &tensor["history"], &tensor["rows"]),
+        (&Value::Null, &Value::Null, &Value::Null)
+    );
 }
 
 #[test]
@@ -239,7 +242,8 @@ fn damaged_variances() {
     let without = stored.tensors().into_iter().filter(|(name, _)| name != "variances.1.bias");
     let without = safetensors::serialize(without.collect::<Vec<_>>(), Some(metadata())).unwrap();
     refused(&mut optimizer, &without, &["holds 9 buffers", "promises 10"]);
-    let renamed = stored.tensors().into_iter().map(|(name, view)| (name.replace("variances.1", "variance.1"), view));
+    let renamed =
+        stored.tensors().into_iter().map(|(name, view)| (name.replace("variances.1", "variance.1"), view));
     let renamed = safetensors::serialize(renamed.collect::<Vec<_>>(), Some(metadata())).unwrap();
     refused(&mut optimizer, &renamed, &["lacks `variances.1.weight`"]);
 }

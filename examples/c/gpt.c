@@ -4,9 +4,9 @@
  *     gpt [FILE...] [--steps N] [--seed S] [--generate N] [--compare]
  *     gpt --check
  *
- * The texts are joined, and their last tenth is held out for validation; without FILE it is this program's source.
- * In the end the network writes N bytes. With --compare it is also trained by AdamW at four learning rates, from
- * the same parameters on the same batches. --check compares gradients with differences of losses.
+ * The texts are joined, and their last tenth is held out for validation; without FILE it is this program's
+ * source. In the end the network writes N bytes. With --compare it is also trained by AdamW at four learning
+ * rates, from the same parameters on the same batches. --check compares gradients with differences of losses.
  *
  * What concerns the library is make_optimizer and the two lines behind it in train. */
 #include <rfdescent.h>
@@ -483,10 +483,15 @@ static double validate(gpt_t *gpt, const text_t *text, uint8_t *bytes, uint8_t *
 /* By AdamW where a rate is given, else by the adaptive method. */
 static int train(gpt_t *gpt, const text_t *text, const arguments_t *arguments, float rate, result_t *result) {
     const size_t rows = (size_t)(gpt->sizes.batch * gpt->sizes.context);
-    uint8_t *bytes = malloc(2 * rows), *targets = bytes + rows;
+    uint8_t *bytes = malloc(2 * rows), *targets = bytes ? bytes + rows : NULL;
     float *state = rate > 0 ? calloc(gpt->parameter_count, 2 * sizeof *state) : NULL;
     rfd_optimizer *optimizer = NULL;
-    int failed = !bytes || (rate > 0 ? !state : make_optimizer(gpt, &optimizer));
+    int failed = !bytes || (rate > 0 && !state);
+    if (failed) {
+        fprintf(stderr, "out of memory\n");
+    } else if (rate <= 0) {
+        failed = make_optimizer(gpt, &optimizer);
+    }
     rfd_step_input input;
     rfd_step_input_init(&input, sizeof input);
     rfd_step_report report = {.size = sizeof report};
@@ -531,11 +536,12 @@ static int train(gpt_t *gpt, const text_t *text, const arguments_t *arguments, f
 /* Writes bytes, each drawn from what the network says of it, beginning with the last ones of the training text. */
 static int generate(gpt_t *gpt, const text_t *text, int count, uint64_t seed) {
     const int context = gpt->sizes.context, batch = gpt->sizes.batch;
-    uint8_t *bytes = calloc((size_t)context, 2), *targets = bytes + context; /* targets don't matter here */
+    uint8_t *bytes = calloc((size_t)context, 2);
     if (!bytes) {
         fprintf(stderr, "out of memory\n");
         return -1;
     }
+    uint8_t *targets = bytes + context; /* which don't matter here */
     memcpy(bytes, text->bytes + text->training - context, (size_t)context);
     random_t random = {seed + 2};
     gpt->sizes.batch = 1;

@@ -293,12 +293,12 @@ private:
             history.below = 1.0;
         }
         history.last = loss;
-        history.high = high ? history.high + 1.0 : 0.0;
+        const bool alarmed = before.high >= adaptive.alarm_losses;
+        history.high = alarmed ? before.high : high ? before.high + 1.0 : 0.0;
         history.steps += 1.0;
         history.sum += loss;
         history.squares += difference * difference;
-        if (history.high >= adaptive.alarm_losses) {
-            history.high = 0.0;
+        if (history.high >= adaptive.alarm_losses && !alarmed) {
             history.trust = bounded(adaptive, history.trust * adaptive.after_less);
         }
         if (history.steps < adaptive.window) {
@@ -307,7 +307,7 @@ private:
         if (history.windows > 0.0) {
             history.trust = bounded(adaptive, history.trust * verdict(adaptive, history));
         }
-        history.steps = 0.0;
+        history.high = history.steps = 0.0;
         history.windows += 1.0;
         history.sum_before = history.sum;
         history.squares_before = history.squares;

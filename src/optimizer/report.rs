@@ -45,9 +45,9 @@ pub struct StepReport {
     pub step_size: f64,
     /// η / `sigma_norm`: what the gradient, or its average, is multiplied with; 0 in a skipped step.
     pub learning_rate: f64,
-    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a skipped
-    /// step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the gradients
-    /// are not those of the loss.
+    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+    /// skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+    /// gradients are not those of the loss.
     pub trust: f64,
     /// What limits the step of the adaptive method.
     pub limit: Limit,

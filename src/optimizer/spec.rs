@@ -22,15 +22,23 @@ pub struct TensorSpec {
     /// Index of the first element in the whole tensor, when this is a shard of it; stochastic rounding then
     /// draws the same bits as without sharding.
     pub offset: u64,
-    /// Elements of a row, where the adaptive method should not take what lies behind the first dimension: rows
-    /// are neighbouring elements that share a variance. At least 1.
+    /// Elements of a row, where the adaptive method should not take what lies behind the first dimension:
+    /// rows are neighbouring elements that share a variance. At least 1.
     pub row: Option<usize>,
 }
 
 impl TensorSpec {
     /// A whole tensor in group 0.
     pub fn new(name: impl Into<String>, shape: &[usize], dtype: DType) -> Self {
-        Self { name: name.into(), shape: shape.to_vec(), dtype, group: 0, counts_in_norm: true, offset: 0, row: None }
+        Self {
+            name: name.into(),
+            shape: shape.to_vec(),
+            dtype,
+            group: 0,
+            counts_in_norm: true,
+            offset: 0,
+            row: None,
+        }
     }
 
     /// The same tensor in another group.

@@ -5,8 +5,8 @@
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm,
-    StepInput, StepReport, TensorSpec,
+    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput,
+    StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef, Moments};
 
@@ -288,8 +288,8 @@ impl Record {
     }
 }
 
-/// Hashes of all velocities, master weights and variances of an optimizer: of names, lengths and values alone,
-/// whatever else the file that they come from holds and whatever it calls them.
+/// Hashes of all velocities, master weights and variances of an optimizer: of names, lengths and values
+/// alone, whatever else the file that they come from holds and whatever it calls them.
 pub fn buffers(optimizer: &Optimizer) -> [Hash; 3] {
     let bytes = optimizer.state_to_bytes().unwrap();
     let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();

@@ -45,7 +45,10 @@ impl Loss {
             Loss::Absolute => (distance.abs(), vec![distance.signum()]),
             Loss::Gaussian => {
                 let scaled = distance * (-outputs[1]).exp();
-                (outputs[1] + scaled * scaled / 2.0, vec![scaled * (-outputs[1]).exp(), 1.0 - scaled * scaled])
+                (
+                    outputs[1] + scaled * scaled / 2.0,
+                    vec![scaled * (-outputs[1]).exp(), 1.0 - scaled * scaled],
+                )
             }
         }
     }
@@ -72,7 +75,9 @@ impl Data {
     pub fn new(loss: Loss, seed: u64) -> Self {
         let teacher = Network { sizes: vec![INPUTS, 12, CLASSES] };
         let weights: Vec<Vec<f64>> = (teacher.shapes().iter().enumerate())
-            .map(|(k, shape)| uniform(seed + k as u64, shape.iter().product()).iter().map(|x| 2.0 * x).collect())
+            .map(|(k, shape)| {
+                uniform(seed + k as u64, shape.iter().product()).iter().map(|x| 2.0 * x).collect()
+            })
             .collect();
         let example = |i: usize| {
             let input = uniform(seed ^ (i as u64 + 1) << 20, INPUTS + 1);
@@ -113,7 +118,13 @@ impl Network {
     }
 
     /// The mean loss of examples and its gradient.
-    fn gradient(&self, weights: &[Vec<f64>], loss: Loss, data: &Data, examples: &[usize]) -> (f64, Vec<Vec<f64>>) {
+    fn gradient(
+        &self,
+        weights: &[Vec<f64>],
+        loss: Loss,
+        data: &Data,
+        examples: &[usize],
+    ) -> (f64, Vec<Vec<f64>>) {
         let mut gradient: Vec<Vec<f64>> = weights.iter().map(|w| vec![0.0; w.len()]).collect();
         let mut sum = 0.0;
         let share = 1.0 / examples.len() as f64;
@@ -198,7 +209,13 @@ impl Training<'_> {
     }
 
     /// Steps on batches of 32.
-    pub fn go_on(&self, optimizer: &mut Optimizer, values: &mut [Owned], data: &Data, seed: u64) -> Vec<StepReport> {
+    pub fn go_on(
+        &self,
+        optimizer: &mut Optimizer,
+        values: &mut [Owned],
+        data: &Data,
+        seed: u64,
+    ) -> Vec<StepReport> {
         (0..self.steps)
             .map(|step| {
                 let draws = uniform(seed ^ (step as u64 + 1) << 30, 32);

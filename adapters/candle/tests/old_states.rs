@@ -1,6 +1,6 @@
 //! States of the fitted method that an earlier version saved load into candle's optimizer and go on with the
-//! bits that they went on with then; those of the Rust and of the C interface too. Those of the adaptive method,
-//! whose rule was another one, are refused. `tests/data/states/README.md` says what they are.
+//! bits that they went on with then; those of the Rust and of the C interface too. Those of the adaptive
+//! method, whose rule was another one, are refused. `tests/data/states/README.md` says what they are.
 
 mod common;
 mod states;

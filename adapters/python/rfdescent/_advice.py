@@ -107,6 +107,6 @@ class Advice:
         self.give(
             "copies",
             f"the gradient of tensor `{names[0]}`{more} lies in memory in another order than its parameter, "
-            "as expanded, transposed or channels_last: each step copies it, which costs its memory and about "
-            "the time of the step once more; make the parameter in that order, or the gradient contiguous",
+            "as expanded, transposed or channels_last: each step copies it, which takes as much memory again "
+            "and the time to read and write it; lay both out alike, as with model.to(memory_format=...)",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, Tenso
 from ._groups import check_type
 from ._join import Joinable, wrappers
 from ._memory import Memory, check_not_capturing, is_half, is_later
-from ._observe import Observed, check_loss
+from ._observe import check_loss
+from ._observing import Observing
 from ._tensors import DEVICES, check_parameter
 
 if TYPE_CHECKING:
@@ -39,15 +40,13 @@ _DIFFERING = {
 }
 
 
-class Descent(Memory, Joinable):
+class Descent(Observing, Memory, Joinable):
     """Steps of the library. A subclass says by which method."""
 
     _step_supports_amp_scaling = True
     _reduction: sharded.Reduction | None = None
     # Steps given to a device.
     _queued = 0
-    # Whether gradients are set to 0 rather than None, where none tells earlier ones from those.
-    _zeros = False
     # What is no setting of a group, and why.
     _NOT_OF_GROUPS = dict.fromkeys(
         ("max_step_size", "master_weights", "stochastic_rounding", "process_group"),
@@ -76,7 +75,8 @@ class Descent(Memory, Joinable):
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
-        self._observed, self._advice = Observed(), Advice()
+        self._begin_observing()
+        self._advice = Advice()
         super().__init__(params, {**defaults, "learning_rate": None})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -108,7 +108,13 @@ class Descent(Memory, Joinable):
             # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
             self.state[param] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None, *, loss: Tensor | float | None = None) -> Tensor | float: ...
+
+    @overload
+    def step(self, closure: Callable[[], T], *, loss: Tensor | float | None = None) -> T: ...
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """One step.
 
         Parameters
@@ -184,79 +190,9 @@ class Descent(Memory, Joinable):
         if earlier and now and not self._zeros and now[0] is earlier[0] and now[1] > earlier[1]:
             self._advice.of_earlier_gradients()
 
-    def _no_loss(self, closure: bool, scaled: bool) -> str:
-        """What to say to a step without a loss, where the processes tell each other of errors."""
-        name = type(self).__name__
-        call = "scaler.step(optimizer, loss=loss)" if scaled else "step(loss=loss)"
-        if closure:
-            return (
-                f"the closure returned None, but {name}'s step size depends on the loss: end it with `return "
-                "loss`, or call optimizer.observe(loss) before backward"
-            )
-        if self._observed.any:
-            return (
-                f"{name}'s step size depends on the loss, but nothing observed has gone backward since the "
-                "last step or zero_grad() (replays of a CUDA graph do so unseen): observe the loss that "
-                f"backward is called on and don't call zero_grad() after it, or call {call}"
-            )
-        return (
-            f"{name}'s step size depends on the loss: say where it is, with optimizer.observe(loss) before "
-            f"loss.backward() or optimizer.observe(model) of a model that returns its loss, or call {call}"
-        )
-
-    def observe(self, x: T, *, scaler: Any = None) -> T:
-        """Tells the optimizer where the loss is, so that `step()` needs none: for trainers that hand it none.
-
-        Backward then tells the optimizer what it starts from: with gradient accumulation, weights and sums of
-        losses it is exactly what the gradients are the gradient of. `step` takes the sum since the last
-        step, ``step(loss=...)`` overrides it, `zero_grad` drops it. What does not go backward, as in an
-        evaluation, does not count, and no device is waited for.
-
-        Parameters
-        ----------
-        x : Tensor, Module or function
-            A loss, before its ``backward()``. Or what returns one each time it is called, or a tuple that
-            begins with it, or a dict or object with ``loss``: a criterion, a model of Hugging Face, a
-            ``training_step``. A copy of the module, also by pickle, is not observed.
-        scaler : torch.amp.GradScaler, optional
-            Needed where gradients are unscaled before the step, as for clipping.
-
-        Returns
-        -------
-        Tensor, Module or function
-            `x`; for a function another one that does the same, to be called in its place.
-
-        Raises
-        ------
-        TypeError, ValueError
-            `x` is none of these, or says later, in training, what was returned in place of a loss.
-
-        Notes
-        -----
-        ``torch.autograd.grad`` of an observed loss counts like its ``backward()``: with gradient penalties
-        give ``step(loss=...)``. On several processes each observes its own loss; their mean counts.
-        """
-        if isinstance(x, Tensor):
-            self._observed.watch(x, scaler)
-            return x
-        if isinstance(x, torch.nn.Module):
-            self._observed.module(x, scaler)
-            return x
-        if isinstance(x, type) or not callable(x):
-            given = f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
-            raise TypeError(f"observe was given {given}; give a loss (a tensor), a module or a function")
-        return self._observed.function(x, scaler)  # type: ignore[return-value]
-
-    @torch._disable_dynamo
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of every optimizer; drops what was observed since the last step."""
-        self._observed.drop()
-        self._zeros = self._zeros or not set_to_none
-        super().zero_grad(set_to_none)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.setdefault("_observed", Observed())
+        # Those of an optimizer that loads a state go on.
         self.__dict__.setdefault("_advice", Advice())
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
@@ -510,6 +446,9 @@ def _where(value: Any, name: str, device: torch.device) -> Any:
         return value
     if device.type == "cpu" or (value.device.type == "cpu" and name == "loss"):
         return value.item()
+    if name == "loss":
+        # From another device, as of a replica, it is copied without waiting.
+        return value.to(device, non_blocking=True)
     if value.device != device:
         raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
-    return value if name == "loss" else value.to(torch.float32)
+    return value.to(torch.float32)

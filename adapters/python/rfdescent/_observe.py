@@ -73,7 +73,8 @@ class Observed:
                 "of the losses observed for one step, some were given with scaler= and others without, or "
                 "some were computed in a CUDA graph and others not; observe all alike"
             )
-        self._sum = self._sum + term
+        # Replicas of DataParallel each compute their loss on a device of their own.
+        self._sum = self._sum + term.to(self._sum.device, non_blocking=True)
 
     @torch._disable_dynamo
     def sum(self, grad_scale: Any, scaled: bool) -> Tensor | None:

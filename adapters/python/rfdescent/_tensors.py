@@ -152,9 +152,11 @@ class Table:
         return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)
 
     def _as_before(self, grads: Sequence[Any]) -> bool:
-        """Whether gradients have the shapes and orders of their parameters, and the formats of the last step."""
-        there = grads
-        strides, shapes, dtypes = self.strides, self.shapes, self.grad_dtypes
+        """Whether gradients have their parameters' shapes and orders, and the formats of the last step."""
+        there: Sequence[Any] = grads
+        strides: list[Any] = self.strides
+        shapes: list[Any] = self.shapes
+        dtypes: list[Any] = self.grad_dtypes
         missing = [index for index, grad in enumerate(grads) if grad is None]
         if missing:
             kept = sorted(set(range(len(grads))).difference(missing))

@@ -114,10 +114,10 @@ class RFD(Descent):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
-    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
-    formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024. `load_state_dict` takes
-    states of the published package pyrfd too.
+    `step` needs the loss: observed (`observe`), from a closure or as an argument. It is the mean over the
+    batch that the gradients are the mean of, without additions such as weight decay, and never multiplied by
+    a gradient scale. The formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
+    `load_state_dict` takes states of the published package pyrfd too.
 
     Velocities and master weights belong to the library; `state_dict` copies them out. Those of a parameter
     whose shape changes are dropped, with a warning.
@@ -148,7 +148,7 @@ class RFD(Descent):
         weight_decay: float = 0,
         length_scale_factor: float = 1,
         batch_size: int | None = None,
-        mode: str = "rfd",
+        mode: Literal["rfd", "a-rfd", "clipped-a-rfd"] = "rfd",
         max_step_size: float | None = None,
         master_weights: bool = False,
         stochastic_rounding: int | None = None,

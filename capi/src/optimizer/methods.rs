@@ -130,8 +130,8 @@ pub struct rfd_adaptive {
     /// Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
     pub averaging: f64,
     /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default
-    /// -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to have
-    /// none.
+    /// -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to
+    /// have none.
     pub loss_bound: f64,
     /// 0.
     pub reserved: u32,

@@ -236,9 +236,9 @@ pub struct rfd_step_report {
     pub outcome: u32,
     /// What limits a step of the adaptive method, one of RFD_LIMIT_*; RFD_LIMIT_NONE with other methods.
     pub limit: u32,
-    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a skipped
-    /// step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the gradients
-    /// are not those of the loss.
+    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+    /// skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+    /// gradients are not those of the loss.
     pub trust: f64,
 }
 

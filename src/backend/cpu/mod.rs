@@ -1,8 +1,8 @@
 //! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
 //!
 //! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`rows`] to those whose
-//! rows have variances, [`update`] changes parameters, [`accumulate`] adds gradients up, [`element`] reads and writes number formats, [`rounding`]
-//! draws the bits of stochastic rounding.
+//! rows have variances, [`update`] changes parameters, [`accumulate`] adds gradients up, [`element`] reads
+//! and writes number formats, [`rounding`] draws the bits of stochastic rounding.
 
 mod accumulate;
 mod element;

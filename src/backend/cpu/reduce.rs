@@ -236,7 +236,12 @@ struct Lock<'a> {
 }
 
 impl Lock<'_> {
-    fn with_param<P: Parameter>(&self, p: &[P], grad: GradRef<'_>, velocity: Option<&[P::State]>) -> LockSums {
+    fn with_param<P: Parameter>(
+        &self,
+        p: &[P],
+        grad: GradRef<'_>,
+        velocity: Option<&[P::State]>,
+    ) -> LockSums {
         each_grad!(
             grad,
             g => self.with_grad::<P::State, P, _>(p, g, velocity),
@@ -290,17 +295,11 @@ impl Lock<'_> {
         let u = |i: usize| variances.column_scale(i);
         let mut line = line();
         let parameter = rows_sum(rows().map(|(_, (p, _))| row_squares(p, lanes, &mut line)), lanes);
-        let mut product = |p: &[T], d: &[T]| {
-            row_sum(p.len(), lanes, &mut line, |i| (p[i].to_f64() * d[i].to_f64()) * u(i))
-        };
+        let mut product =
+            |p: &[T], d: &[T]| row_sum(p.len(), lanes, &mut line, |i| (p[i].to_f64() * d[i].to_f64()) * u(i));
         let product = rows_sum(rows().map(|(row, (p, d))| w(row) * product(p, d)), lanes);
-        let mut direction = |d: &[T]| {
-            row_sum(d.len(), lanes, &mut line, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)))
-        };
-        [
-            parameter,
-            product,
-            rows_sum(rows().map(|(row, (_, d))| (w(row) * w(row)) * direction(d)), lanes),
-        ]
+        let mut direction =
+            |d: &[T]| row_sum(d.len(), lanes, &mut line, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)));
+        [parameter, product, rows_sum(rows().map(|(row, (_, d))| (w(row) * w(row)) * direction(d)), lanes)]
     }
 }

@@ -114,13 +114,13 @@ pub(crate) struct Moving<'a> {
 pub(crate) struct RowNorms {
     /// ‖g_k‖² of every gradient, in the order that rows define.
     pub squares: SquaredNorms,
-    /// Σ w_i u_j d_ij² of every tensor, d being the new velocity as it will be stored, or the gradient without
-    /// its scale.
+    /// Σ w_i u_j d_ij² of every tensor, d being the new velocity as it will be stored, or the gradient
+    /// without its scale.
     pub directions: Vec<f64>,
     /// By tensor, the mean square of the elements that tell of columns; 0 without columns.
     pub sampled: Vec<f64>,
-    /// The averages of every tensor's columns and rows after the step; 0 for one without gradient, and the list
-    /// empty for a method without rows.
+    /// The averages of every tensor's columns and rows after the step; 0 for one without gradient, and the
+    /// list empty for a method without rows.
     pub averages: Vec<(Vec<f64>, Vec<f64>)>,
 }
 
@@ -178,12 +178,7 @@ pub(crate) fn row_norms(
 }
 
 /// The mean square of the elements of the sampled chunks, and the new averages of the columns.
-fn next_columns(
-    grad: GradRef<'_>,
-    moving: &Moving<'_>,
-    unscale: f64,
-    applied_steps: u64,
-) -> (f64, Vec<f64>) {
+fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
     let (rows, len) = (moving.variances.rows, grad.len().unwrap_or(0));
     if rows.columns == 0 || len == 0 {
         return (0.0, vec![0.0; rows.columns]);
@@ -312,8 +307,9 @@ mod tests {
         numbers(seed, len).iter().map(|&x| f64::from(x) * f64::from(x)).collect()
     }
 
-    /// What the first pass finds, by the documented order with indices only: matrices of one and of many chunks,
-    /// of which some tell of columns; a last row that is shorter; rows that one lane sums, and all lanes.
+    /// What the first pass finds, by the documented order with indices only: matrices of one and of many
+    /// chunks, of which some tell of columns; a last row that is shorter; rows that one lane sums, and all
+    /// lanes.
     #[test]
     fn sums_of_rows_follow_the_documented_order() {
         for (rows, elements) in [
@@ -358,8 +354,9 @@ mod tests {
             if rows.columns > 0 { product * f64::from(column_scales[i % len]) } else { product }
         };
         let place = |row: usize| row * len..elements.min((row + 1) * len);
-        let row_sum =
-            |row: usize, of: &dyn Fn(usize) -> f64| naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>());
+        let row_sum = |row: usize, of: &dyn Fn(usize) -> f64| {
+            naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>())
+        };
         let count = elements.div_ceil(len);
         let squares: Vec<f64> = (0..count).map(|row| row_sum(row, &square)).collect();
         let next: Vec<f64> = (0..count)

@@ -139,7 +139,9 @@ pub(super) mod naive {
 
     /// The rows of a chunk.
     pub fn rows(lanes: usize, rows: &[f64]) -> f64 {
-        let leaf = |l: usize| if l % lanes == 0 { rows.get(l / lanes).copied().unwrap_or(0.0) } else { 0.0 };
+        let leaf = |l: usize| {
+            if l.is_multiple_of(lanes) { rows.get(l / lanes).copied().unwrap_or(0.0) } else { 0.0 }
+        };
         tree(&(0..256).map(leaf).collect::<Vec<_>>())
     }
 
@@ -206,7 +208,10 @@ mod tests {
         let x: Vec<f32> = (0..4096).map(|i| 1.0 + i as f32 * 1e-3).collect();
         let running = x.iter().fold(0.0, |s, &v| s + f64::from(v) * f64::from(v));
         assert_ne!(chunk_dot(&x, &x).to_bits(), running.to_bits());
-        let x = squares(&x[..64]);
-        assert_ne!(row_sum(64, 4, &mut line(), |i| x[i]).to_bits(), x.iter().fold(0.0, |s, v| s + v).to_bits());
+        let x = squares(&naive::spread(1, 64));
+        assert_ne!(
+            row_sum(64, 4, &mut line(), |i| x[i]).to_bits(),
+            x.iter().fold(0.0, |s, v| s + v).to_bits()
+        );
     }
 }

@@ -207,7 +207,8 @@ impl Change<'_> {
         while at < len {
             let row = (start + at) / size;
             let end = len.min((row + 1) * size - start);
-            let columns = (variances.rows.columns > 0).then(|| start + at - row * size..start + end - row * size);
+            let columns =
+                (variances.rows.columns > 0).then(|| start + at - row * size..start + end - row * size);
             let scales = columns.map_or(&[][..], |columns| &variances.column_scales[columns]);
             change(at..end, T::from_f64(coefficient * variances.scale(row)), scales);
             at = end;

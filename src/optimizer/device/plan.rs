@@ -43,7 +43,10 @@ impl Extent {
         let mut extent = Self::default();
         for ((spec, &len), &rows) in core.specs().iter().zip(core.lens()).zip(core.rows()) {
             extent.add(len as u64, rows).ok_or_else(|| {
-                Error::tensor(&spec.name, "with it the list has 2^32 segments of 256 chunks, or it has 2^32 rows, or more")
+                Error::tensor(
+                    &spec.name,
+                    "with it the list has 2^32 segments of 256 chunks, or it has 2^32 rows, or more",
+                )
             })?;
         }
         Ok(extent)

@@ -7,7 +7,9 @@ use std::ops::Deref;
 use super::core::Core;
 use super::decision::{Norms, TotalSquares, lock};
 use super::method::{History, Seen, StepPlan, TensorSums};
-use super::{Group, Limit, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec};
+use super::{
+    Group, Limit, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+};
 use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
@@ -356,8 +358,14 @@ impl Optimizer {
             let mut scalars = plan.decision.scalars(group, decay, plan.scale(index));
             let variances = variances.get(index).copied();
             if group.norm_lock && len > 1 {
-                let sums =
-                    cpu::lock_sums(param, buffers.master.as_deref(), grad, velocity.as_deref(), &scalars, variances);
+                let sums = cpu::lock_sums(
+                    param,
+                    buffers.master.as_deref(),
+                    grad,
+                    velocity.as_deref(),
+                    &scalars,
+                    variances,
+                );
                 scalars = lock(scalars, sums);
             }
             let rounds = spec.dtype.is_half() && buffers.master.is_none();

@@ -225,7 +225,11 @@ impl Descent for Adaptive {
 
     fn column_variance(&self, history: &History, tensor: usize) -> ColumnVariance {
         let now: RfdTensorHistory = history.of_tensor(tensor);
-        ColumnVariance { decay: VARIANCE_DECAY, mean: now.column_mean, floor: VARIANCE_FLOOR * now.column_mean }
+        ColumnVariance {
+            decay: VARIANCE_DECAY,
+            mean: now.column_mean,
+            floor: VARIANCE_FLOOR * now.column_mean,
+        }
     }
 
     fn turn(&self, history: &History, tensor: usize) -> usize {
@@ -297,13 +301,16 @@ impl Descent for Adaptive {
         if !finite.chain(tensors.iter().map(|tensor| tensor.history.squares)).all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
         }
-        let scales: Vec<f64> = (tensors.iter())
-            .map(|tensor| tensor.sums.map_or(0.0, |_| self.scale(&tensor.history)))
-            .collect();
-        let decision = Decision::along_average(step_size, norm, learning_rate, norms, input)
-            .trusted(shared.trust, limit, DECAY_SHARE);
-        let fits =
-            |(tensor, &scale): (&Tensor<'_>, _)| decision.fits_velocities(tensor.group, self.averaging, scale);
+        let scales: Vec<f64> =
+            (tensors.iter()).map(|tensor| tensor.sums.map_or(0.0, |_| self.scale(&tensor.history))).collect();
+        let decision = Decision::along_average(step_size, norm, learning_rate, norms, input).trusted(
+            shared.trust,
+            limit,
+            DECAY_SHARE,
+        );
+        let fits = |(tensor, &scale): (&Tensor<'_>, _)| {
+            decision.fits_velocities(tensor.group, self.averaging, scale)
+        };
         if !tensors.iter().zip(&scales).all(fits) {
             return Err(SkipReason::OutOfRange);
         }
@@ -325,7 +332,7 @@ impl Descent for Adaptive {
         let sound = share(loss_rest)
             && flag(below)
             && (trust::SMALLEST..=trust::LARGEST).contains(&trust)
-            && (0.0..trust::ALARM_LOSSES).contains(&high)
+            && (0.0..=trust::ALARM_LOSSES).contains(&high)
             && (0.0..trust::WINDOW).contains(&steps)
             && [windows, squares, squares_before].into_iter().all(not_negative)
             && [loss, last, sum, promised, sum_before, promised_before].into_iter().all(f64::is_finite)

@@ -176,8 +176,8 @@ pub(crate) struct Seen<'a> {
 pub(crate) struct TensorSums {
     /// ‖g_k‖², gradient scale removed.
     pub squares: f64,
-    /// Σ w_i u_j v_ij² over the new velocity, or the gradient where there is none, with the weights of rows and
-    /// columns. 0 for a method without rows.
+    /// Σ w_i u_j v_ij² over the new velocity, or the gradient where there is none, with the weights of rows
+    /// and columns. 0 for a method without rows.
     pub direction: f64,
     /// The mean square of the elements that tell of columns, gradient scale removed; 0 without columns.
     pub sampled: f64,

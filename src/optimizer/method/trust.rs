@@ -17,7 +17,8 @@ const AFTER_MORE_ABOVE: f64 = 1.2;
 pub(super) const SMALLEST: f64 = 1e-3;
 pub(super) const LARGEST: f64 = 4.0;
 /// So many losses in a row, each so many standard deviations above the mean of the last window, are no noise:
-/// the factor falls before the window ends.
+/// the factor falls before the window ends, but once in it. Where losses stay at a higher level, as after a
+/// change of the data, it would else fall to nothing.
 pub(super) const ALARM_LOSSES: f64 = 3.0;
 const ALARM_DEVIATIONS: f64 = 3.0;
 
@@ -38,16 +39,20 @@ pub(super) fn place(adaptive: &mut RfdAdaptive) {
 pub(super) fn observe(history: &RfdHistory, loss: f64) -> RfdHistory {
     let first = history.steps == 0.0 && history.windows == 0.0;
     let difference = if first { 0.0 } else { loss - history.last };
+    let alarmed = history.high >= ALARM_LOSSES;
     let mut next = RfdHistory {
         last: loss,
-        high: if is_high(history, loss) { history.high + 1.0 } else { 0.0 },
+        high: match () {
+            _ if alarmed => history.high,
+            _ if is_high(history, loss) => history.high + 1.0,
+            _ => 0.0,
+        },
         steps: history.steps + 1.0,
         sum: history.sum + loss,
         squares: history.squares + difference * difference,
         ..*history
     };
-    if next.high >= ALARM_LOSSES {
-        next.high = 0.0;
+    if next.high >= ALARM_LOSSES && !alarmed {
         next.trust = bounded(next.trust * AFTER_LESS);
     }
     if next.steps < WINDOW {
@@ -57,6 +62,7 @@ pub(super) fn observe(history: &RfdHistory, loss: f64) -> RfdHistory {
         next.trust = bounded(next.trust * verdict(&next));
     }
     RfdHistory {
+        high: 0.0,
         steps: 0.0,
         windows: next.windows + 1.0,
         sum: 0.0,

@@ -118,7 +118,9 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
     let specs = core.specs();
     let names = core.method().descent().names();
     let mut views = Vec::new();
-    for ((spec, buffers), (&len, rows)) in (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.rows())) {
+    for ((spec, buffers), (&len, rows)) in
+        (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.rows()))
+    {
         let stored = [
             ("velocity", &buffers.velocity, velocity_format(spec.dtype), len),
             ("master", &buffers.master, Dtype::F32, len),
@@ -126,8 +128,8 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
         ];
         for (kind, bytes, dtype, len) in stored {
             if let Some(bytes) = bytes {
-                let view = TensorView::new(dtype, vec![len], bytes)
-                    .map_err(|e| Error::State(e.to_string()))?;
+                let view =
+                    TensorView::new(dtype, vec![len], bytes).map_err(|e| Error::State(e.to_string()))?;
                 views.push((format!("{kind}.{}", spec.name), view));
             }
         }
