@@ -12,7 +12,6 @@ from methods import RATES
 from run import RESULTS, read
 from tasks import TASKS
 
-BASELINES = ["adam", "adamw", "prodigy", "schedule-free", "sgd"]
 SOLVED = 0.08  # iris: below what two classes leave that are not told apart
 MEASURES = {
     "smallest": "Smallest validation loss at a checkpoint",
@@ -21,6 +20,11 @@ MEASURES = {
 }
 
 found = read(RESULTS)
+BASELINES = [
+    method
+    for method in ("adam", "adamw", "prodigy", "schedule-free", "sgd")
+    if any(key[1] == method for key in found)
+]
 
 
 def seeds_of(task: str, *methods: str) -> list[int]:
@@ -33,7 +37,7 @@ def seeds_of(task: str, *methods: str) -> list[int]:
 
 
 def best(task: str, method: str, measure: str, seeds: list[int]) -> tuple[float, str]:
-    """The mean with the best rate, and the rate; infinite where there is none."""
+    """The mean with the best rate, and the rate; infinite where there is no finite one."""
     means = [(math.inf, "")]
     for rate in RATES[method]:
         values = [float(found[task, method, rate, seed][measure]) for seed in seeds]
@@ -52,7 +56,7 @@ def ratio(task: str, ours: str, baseline: str, measure: str) -> float:
 def cell(task: str, ours: str, method: str, measure: str) -> str:
     value, rate = best(task, method, measure, seeds_of(task, ours, method))
     if math.isinf(value):
-        return "diverged" if seeds_of(task, ours, method) else "-"
+        return "-"
     return (f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}") + (f" ({rate})" if rate else "")
 
 
