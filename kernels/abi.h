@@ -198,6 +198,7 @@ typedef struct RfdHistory {
     double loss;             // average of losses, and the weight that it still lacks
     double loss_rest;
     double below;            // not 0: there was a loss below 0, and no lower bound is known
+    double cut;              // losses in a row above what counts, up to cut_losses + 1
     double trust;
     double last;             // loss of the last step
     double high;             // losses in a row above what noise explains, up to alarm_losses
@@ -231,12 +232,12 @@ typedef struct RfdAdaptive {
     double variance_floor;     // what a row's variance counts at least, as a share of its tensor's
     double loss_growth;        // of the averaged loss: what a loss counts at most above it
     double noise_growth;       // the same where there is no lower bound, in standard deviations
-    double settled;            // steps before losses are cut to that
+    double cut_losses;         // so many in a row are cut to that
+    double settled;            // steps before any is
     double window;             // steps whose losses are compared with those before
     double share;              // of the promised fall that has to come
     double after_less;         // what the trust is multiplied with after less
-    double after_more;         // and after more, below 1
-    double after_more_above;   // and from 1 on
+    double after_more;         // and after more
     double smallest_trust;
     double largest_trust;
     double alarm_losses;       // so many losses in a row

@@ -44,6 +44,8 @@ struct Reference {
     /// Of each step: the loss, and what it counts as.
     losses: Vec<f64>,
     counted: Vec<f64>,
+    /// Whether each loss was above what counts.
+    above: Vec<bool>,
     /// What it was to lower the loss by.
     promised: Vec<f64>,
     /// By tensor, the gradients of the steps that it took part in, with the number of steps before each.
@@ -167,7 +169,7 @@ impl Reference {
             specs.iter().zip(start).map(|(spec, start)| Shape::new(spec, &start.to_f64())).collect();
         let gradients = vec![Vec::new(); tensors.len()];
         let (losses, counted, promised) = (Vec::new(), Vec::new(), Vec::new());
-        Self { adaptive, groups, tensors, losses, counted, promised, gradients }
+        Self { adaptive, groups, tensors, losses, counted, above: Vec::new(), promised, gradients }
     }
 
     /// The bound below the losses so far.
@@ -189,20 +191,23 @@ impl Reference {
 
     fn observe(&mut self, loss: f64) {
         let steps = self.counted.len();
-        let counted = match self.floor() {
-            _ if steps < 10 => loss,
+        let most = match self.floor() {
+            _ if steps < 10 => f64::INFINITY,
             Some(floor) => {
                 let average = average(self.adaptive.averaging, self.counted.iter().copied());
-                if average > floor { loss.min(floor + 3.0 * (average - floor)) } else { loss }
+                if average > floor { floor + 3.0 * (average - floor) } else { f64::INFINITY }
             }
-            None if steps < 16 => loss,
+            None if steps < 16 => f64::INFINITY,
             None => {
                 let average = average(self.adaptive.averaging, self.counted.iter().copied());
-                loss.min(average + 10.0 * (self.window(steps / 16 - 1).squares / 32.0).sqrt())
+                average + 10.0 * (self.window(steps / 16 - 1).squares / 32.0).sqrt()
             }
         };
+        // Three in a row.
+        self.above.push(loss > most);
+        let outlier = self.above.iter().rev().take_while(|&&above| above).count() <= 3;
         self.losses.push(loss);
-        self.counted.push(counted);
+        self.counted.push(if outlier { loss.min(most) } else { loss });
     }
 
     fn trust(&self) -> f64 {
@@ -226,14 +231,9 @@ impl Reference {
                 let promise = 0.05 * 16.0 * (before.promised + now.promised) / 2.0;
                 let noise = ((before.squares + now.squares) / 2.0).sqrt();
                 trust *= match fall {
+                    _ if promise == 0.0 => 1.0,
                     _ if fall < promise - noise => 0.5,
-                    _ if fall > promise => {
-                        if trust < 1.0 {
-                            1.5
-                        } else {
-                            1.2
-                        }
-                    }
+                    _ if fall > promise => 1.5,
                     _ => 1.0,
                 };
                 trust = trust.clamp(1e-3, 4.0);
@@ -762,7 +762,7 @@ fn reports_say_what_limits_the_step() {
     assert!(capped.iter().all(|report| report.step_size == 1e-6));
     // Two windows of 16 make the first verdict.
     let trust = |reports: &[StepReport]| reports.iter().map(|report| report.trust).collect::<Vec<_>>();
-    assert_eq!(trust(&large)[30..=47], [&[1.0][..], &[1.2; 16], &[1.2 * 1.2]].concat());
+    assert_eq!(trust(&large)[30..=47], [&[1.0][..], &[1.5; 16], &[1.5 * 1.5]].concat());
     let rising = run(Options::default(), &|n| 1.0 + (n / 16) as f64);
     // Three losses above those of the window before are an alarm, of which there is one in a window.
     let expected = [[1.0; 18].as_slice(), &[0.5; 13], &[0.25; 3], &[0.125; 13], &[0.0625]].concat();

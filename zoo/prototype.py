@@ -23,7 +23,6 @@ class Prototype(torch.optim.Optimizer):
             "promise": 0.05,
             "less": 0.5,
             "more": 1.5,
-            "more_above": 1.2,
             "largest_trust": 4.0,
         }
         unknown = changes.keys() - self.constants.keys()
@@ -33,7 +32,7 @@ class Prototype(torch.optim.Optimizer):
         self.steps, self.loss, self.below, self.trust = 0, 0.0, False, 1.0
         self.last = self.before = None  # the loss before, the sums of the window before
         self.window = [0.0, 0.0, 0.0]  # losses, squared differences of successive ones, promises
-        self.high = self.judged = 0
+        self.high = self.judged = self.cut = 0
         self.alarmed = False  # in this window
         self.report = {}
 
@@ -65,15 +64,16 @@ class Prototype(torch.optim.Optimizer):
         return weights.expand_as(square).reshape(g.shape)
 
     def _counted(self, loss: float) -> float:
-        """The loss, cut where it is far above the average."""
-        if self.steps <= 10:
-            return loss
-        average = self.loss / (1 - self.constants["averaging"] ** (self.steps - 1))
-        if not self.below:
-            return min(loss, 3 * average) if average > 0 else loss
-        if self.before:
-            return min(loss, average + 10 * self._deviation())
-        return loss
+        """The loss, cut where it is far above the average, unless those before it were."""
+        most = math.inf
+        if self.steps > 10:
+            average = self.loss / (1 - self.constants["averaging"] ** (self.steps - 1))
+            if not self.below:
+                most = 3 * average if average > 0 else math.inf
+            elif self.before:
+                most = average + 10 * self._deviation()
+        self.cut = self.cut + 1 if loss > most else 0
+        return loss if self.cut > 3 else min(loss, most)
 
     @torch.no_grad()
     def step(self, loss) -> None:
@@ -135,6 +135,6 @@ class Prototype(torch.optim.Optimizer):
                 if fall < promise - noise:
                     self.trust *= c["less"]
                 elif fall > promise:
-                    self.trust *= c["more"] if self.trust < 1 else c["more_above"]
+                    self.trust *= c["more"]
             self.before, self.window, self.judged, self.alarmed = self.window, [0.0, 0.0, 0.0], 0, False
         self.trust = min(max(self.trust, 0.001), c["largest_trust"])

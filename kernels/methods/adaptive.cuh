@@ -240,19 +240,19 @@ private:
         return sqrt(history.squares_before / (2.0 * adaptive.window));
     }
 
-    // The loss as it counts.
-    static __device__ __forceinline__ double counted(const RfdAdaptive& adaptive, const RfdHistory& before,
-                                                     uint64_t applied, double loss)
+    // What the next loss counts as at most.
+    static __device__ __forceinline__ double most(const RfdAdaptive& adaptive, const RfdHistory& before,
+                                                  uint64_t applied)
     {
         if (static_cast<double>(applied) < adaptive.settled) {
-            return loss;
+            return RFD_F64_INFINITY;
         }
         const double average = before.loss / (1.0 - before.loss_rest);
         if (has_floor(adaptive, before)) {
             const double floor = floor_of(adaptive);
-            return average > floor ? fmin(loss, average + adaptive.loss_growth * (average - floor)) : loss;
+            return average > floor ? average + adaptive.loss_growth * (average - floor) : RFD_F64_INFINITY;
         }
-        return before.windows > 0.0 ? fmin(loss, average + adaptive.noise_growth * deviation(adaptive, before)) : loss;
+        return before.windows > 0.0 ? average + adaptive.noise_growth * deviation(adaptive, before) : RFD_F64_INFINITY;
     }
 
     static __device__ __forceinline__ double bounded(const RfdAdaptive& adaptive, double trust)
@@ -267,11 +267,14 @@ private:
         const double mean = (history.promised_before + history.promised) / 2.0;
         const double promise = adaptive.share * (adaptive.window * mean);
         const double noise = sqrt((history.squares_before + history.squares) / 2.0);
+        if (promise == 0.0) {
+            return 1.0;
+        }
         if (fall < promise - noise) {
             return adaptive.after_less;
         }
         if (fall > promise) {
-            return history.trust < 1.0 ? adaptive.after_more : adaptive.after_more_above;
+            return adaptive.after_more;
         }
         return 1.0;
     }
@@ -280,7 +283,9 @@ private:
     static __device__ __forceinline__ RfdHistory observed(const RfdAdaptive& adaptive, const RfdHistory& before,
                                                           uint64_t applied, double given)
     {
-        const double loss = counted(adaptive, before, applied, given), beta = adaptive.averaging;
+        const double most_now = most(adaptive, before, applied), beta = adaptive.averaging;
+        const double cut = given > most_now ? fmin(before.cut + 1.0, adaptive.cut_losses + 1.0) : 0.0;
+        const double loss = cut > adaptive.cut_losses ? given : fmin(given, most_now);
         const double mean = before.sum_before / adaptive.window;
         const bool high =
             before.windows > 0.0 && loss > mean + adaptive.alarm_deviations * deviation(adaptive, before);
@@ -292,6 +297,7 @@ private:
         if (!is_finite(adaptive.loss_bound) && given < 0.0) {
             history.below = 1.0;
         }
+        history.cut = cut;
         history.last = loss;
         const bool alarmed = before.high >= adaptive.alarm_losses;
         history.high = alarmed ? before.high : high ? before.high + 1.0 : 0.0;

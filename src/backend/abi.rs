@@ -219,6 +219,7 @@ pub struct RfdHistory {
     pub loss: f64,
     pub loss_rest: f64,
     pub below: f64,
+    pub cut: f64,
     pub trust: f64,
     pub last: f64,
     pub high: f64,
@@ -233,24 +234,25 @@ pub struct RfdHistory {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdHistory"][::core::mem::size_of::<RfdHistory>() - 112usize];
+    ["Size of RfdHistory"][::core::mem::size_of::<RfdHistory>() - 120usize];
     ["Alignment of RfdHistory"][::core::mem::align_of::<RfdHistory>() - 8usize];
     ["Offset of field: RfdHistory::loss"][::core::mem::offset_of!(RfdHistory, loss) - 0usize];
     ["Offset of field: RfdHistory::loss_rest"][::core::mem::offset_of!(RfdHistory, loss_rest) - 8usize];
     ["Offset of field: RfdHistory::below"][::core::mem::offset_of!(RfdHistory, below) - 16usize];
-    ["Offset of field: RfdHistory::trust"][::core::mem::offset_of!(RfdHistory, trust) - 24usize];
-    ["Offset of field: RfdHistory::last"][::core::mem::offset_of!(RfdHistory, last) - 32usize];
-    ["Offset of field: RfdHistory::high"][::core::mem::offset_of!(RfdHistory, high) - 40usize];
-    ["Offset of field: RfdHistory::steps"][::core::mem::offset_of!(RfdHistory, steps) - 48usize];
-    ["Offset of field: RfdHistory::windows"][::core::mem::offset_of!(RfdHistory, windows) - 56usize];
-    ["Offset of field: RfdHistory::sum"][::core::mem::offset_of!(RfdHistory, sum) - 64usize];
-    ["Offset of field: RfdHistory::squares"][::core::mem::offset_of!(RfdHistory, squares) - 72usize];
-    ["Offset of field: RfdHistory::promised"][::core::mem::offset_of!(RfdHistory, promised) - 80usize];
-    ["Offset of field: RfdHistory::sum_before"][::core::mem::offset_of!(RfdHistory, sum_before) - 88usize];
+    ["Offset of field: RfdHistory::cut"][::core::mem::offset_of!(RfdHistory, cut) - 24usize];
+    ["Offset of field: RfdHistory::trust"][::core::mem::offset_of!(RfdHistory, trust) - 32usize];
+    ["Offset of field: RfdHistory::last"][::core::mem::offset_of!(RfdHistory, last) - 40usize];
+    ["Offset of field: RfdHistory::high"][::core::mem::offset_of!(RfdHistory, high) - 48usize];
+    ["Offset of field: RfdHistory::steps"][::core::mem::offset_of!(RfdHistory, steps) - 56usize];
+    ["Offset of field: RfdHistory::windows"][::core::mem::offset_of!(RfdHistory, windows) - 64usize];
+    ["Offset of field: RfdHistory::sum"][::core::mem::offset_of!(RfdHistory, sum) - 72usize];
+    ["Offset of field: RfdHistory::squares"][::core::mem::offset_of!(RfdHistory, squares) - 80usize];
+    ["Offset of field: RfdHistory::promised"][::core::mem::offset_of!(RfdHistory, promised) - 88usize];
+    ["Offset of field: RfdHistory::sum_before"][::core::mem::offset_of!(RfdHistory, sum_before) - 96usize];
     ["Offset of field: RfdHistory::squares_before"]
-        [::core::mem::offset_of!(RfdHistory, squares_before) - 96usize];
+        [::core::mem::offset_of!(RfdHistory, squares_before) - 104usize];
     ["Offset of field: RfdHistory::promised_before"]
-        [::core::mem::offset_of!(RfdHistory, promised_before) - 104usize];
+        [::core::mem::offset_of!(RfdHistory, promised_before) - 112usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -290,12 +292,12 @@ pub struct RfdAdaptive {
     pub variance_floor: f64,
     pub loss_growth: f64,
     pub noise_growth: f64,
+    pub cut_losses: f64,
     pub settled: f64,
     pub window: f64,
     pub share: f64,
     pub after_less: f64,
     pub after_more: f64,
-    pub after_more_above: f64,
     pub smallest_trust: f64,
     pub largest_trust: f64,
     pub alarm_losses: f64,
@@ -324,13 +326,12 @@ const _: () = {
         [::core::mem::offset_of!(RfdAdaptive, loss_growth) - 56usize];
     ["Offset of field: RfdAdaptive::noise_growth"]
         [::core::mem::offset_of!(RfdAdaptive, noise_growth) - 64usize];
-    ["Offset of field: RfdAdaptive::settled"][::core::mem::offset_of!(RfdAdaptive, settled) - 72usize];
-    ["Offset of field: RfdAdaptive::window"][::core::mem::offset_of!(RfdAdaptive, window) - 80usize];
-    ["Offset of field: RfdAdaptive::share"][::core::mem::offset_of!(RfdAdaptive, share) - 88usize];
-    ["Offset of field: RfdAdaptive::after_less"][::core::mem::offset_of!(RfdAdaptive, after_less) - 96usize];
-    ["Offset of field: RfdAdaptive::after_more"][::core::mem::offset_of!(RfdAdaptive, after_more) - 104usize];
-    ["Offset of field: RfdAdaptive::after_more_above"]
-        [::core::mem::offset_of!(RfdAdaptive, after_more_above) - 112usize];
+    ["Offset of field: RfdAdaptive::cut_losses"][::core::mem::offset_of!(RfdAdaptive, cut_losses) - 72usize];
+    ["Offset of field: RfdAdaptive::settled"][::core::mem::offset_of!(RfdAdaptive, settled) - 80usize];
+    ["Offset of field: RfdAdaptive::window"][::core::mem::offset_of!(RfdAdaptive, window) - 88usize];
+    ["Offset of field: RfdAdaptive::share"][::core::mem::offset_of!(RfdAdaptive, share) - 96usize];
+    ["Offset of field: RfdAdaptive::after_less"][::core::mem::offset_of!(RfdAdaptive, after_less) - 104usize];
+    ["Offset of field: RfdAdaptive::after_more"][::core::mem::offset_of!(RfdAdaptive, after_more) - 112usize];
     ["Offset of field: RfdAdaptive::smallest_trust"]
         [::core::mem::offset_of!(RfdAdaptive, smallest_trust) - 120usize];
     ["Offset of field: RfdAdaptive::largest_trust"]
@@ -437,9 +438,9 @@ RfdSettings { multiplier, inv_batch_size, max_step_size }
 RfdModel { mean, variance, noise_variance, grad_variance, noise_grad_variance, length_scale, slope, plateau, beta, quantile, family, mode }
 RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, trust, limit, outcome }
 RfdSquaredNorm { euclidean, sigma }
-RfdHistory { loss, loss_rest, below, trust, last, high, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
+RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
 RfdTensorHistory { squares, squares_rest, average_rest, length, column_mean, turn }
-RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, settled, window, share, after_less, after_more, after_more_above, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_size, vector_length, ramp }
+RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, cut_losses, settled, window, share, after_less, after_more, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_size, vector_length, ramp }
 RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, given_norm, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
 } }; }
 pub(crate) use each_struct;

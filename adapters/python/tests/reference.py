@@ -75,6 +75,7 @@ class AdaptiveReference:
         self.averaging, self.loss_bound = averaging, loss_bound
         # The losses as given and as they count.
         self.losses, self.counted, self.grads, self.promised = [], [], [], []
+        self.cut = 0
 
     def average(self, values, decay):
         weights = [decay**k for k in reversed(range(len(values)))]
@@ -97,16 +98,18 @@ class AdaptiveReference:
     def observe(self, loss):
         """Notes a loss, and what it counts as."""
         bound, steps = self.bound(), len(self.losses)
-        counted = loss
+        most = math.inf
         if steps >= self.SETTLED:
             average = self.average(self.counted, self.averaging)
             if bound is not None and average > bound:
-                counted = min(loss, average + 2 * (average - bound))
+                most = average + 2 * (average - bound)
             elif bound is None and steps >= self.WINDOW:
                 _, squares, _ = self.window(steps // self.WINDOW - 1)
-                counted = min(loss, average + 10 * math.sqrt(squares / (2 * self.WINDOW)))
+                most = average + 10 * math.sqrt(squares / (2 * self.WINDOW))
+        # More than three in a row are no outliers.
+        self.cut = self.cut + 1 if loss > most else 0
         self.losses.append(loss)
-        self.counted.append(counted)
+        self.counted.append(loss if self.cut > 3 else min(loss, most))
 
     def trust(self):
         size, factor, high = self.WINDOW, 1.0, 0
@@ -122,10 +125,10 @@ class AdaptiveReference:
                 before, now = self.window(k // size - 1), self.window(k // size)
                 fall, noise = before[0] - now[0], math.sqrt((before[1] + now[1]) / 2)
                 promise = self.SHARE * size * (before[2] + now[2]) / 2
-                if fall < promise - noise:
+                if promise and fall < promise - noise:
                     factor /= 2
-                elif fall > promise:
-                    factor *= 1.5 if factor < 1 else 1.2
+                elif promise and fall > promise:
+                    factor *= 1.5
                 factor = min(max(factor, 1e-3), 4.0)
         return factor
 

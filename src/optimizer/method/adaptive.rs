@@ -46,7 +46,9 @@ const VARIANCE_FLOOR: f64 = 0.03;
 const LOSS_GROWTH: f64 = 2.0;
 /// The same in standard deviations, where no bound is known.
 const NOISE_GROWTH: f64 = 10.0;
-/// Steps before losses are cut to that: the first ones may rise.
+/// So many losses in a row are cut to that; more of them are no outliers, but what training has come to.
+const CUT_LOSSES: f64 = 3.0;
+/// Steps before losses are cut: the first ones may rise.
 const SETTLED: u64 = 10;
 /// λ is multiplied with this share of the rate: weight decays as people bring them are of the size that goes
 /// with other learning rates.
@@ -110,28 +112,30 @@ impl Adaptive {
         self.loss_bound.or_else(|| (below == 0.0).then_some(0.0))
     }
 
-    /// The loss as it counts: one that is far above the average counts as less, so that a wrong one does not
-    /// stay in the average.
-    fn counted(&self, before: &RfdHistory, applied_steps: u64, loss: f64) -> f64 {
+    /// What the next loss counts as at most, so that a wrong one does not stay in the average.
+    fn most(&self, before: &RfdHistory, applied_steps: u64) -> f64 {
         if applied_steps < SETTLED {
-            return loss;
+            return f64::INFINITY;
         }
         let average = before.loss / (1.0 - before.loss_rest);
         match self.floor(before.below) {
-            Some(floor) if average > floor => loss.min(average + LOSS_GROWTH * (average - floor)),
-            None if before.windows > 0.0 => loss.min(average + NOISE_GROWTH * trust::deviation(before)),
-            _ => loss,
+            Some(floor) if average > floor => average + LOSS_GROWTH * (average - floor),
+            None if before.windows > 0.0 => average + NOISE_GROWTH * trust::deviation(before),
+            _ => f64::INFINITY,
         }
     }
 
     /// What is remembered of all tensors together, but for what the step promises.
     fn observe_loss(&self, before: &RfdHistory, applied_steps: u64, loss: f64) -> RfdHistory {
-        let counted = self.counted(before, applied_steps, loss);
+        let most = self.most(before, applied_steps);
+        let cut = if loss > most { (before.cut + 1.0).min(CUT_LOSSES + 1.0) } else { 0.0 };
+        let counted = if cut > CUT_LOSSES { loss } else { loss.min(most) };
         let below = if self.loss_bound.is_none() && loss < 0.0 { 1.0 } else { before.below };
         RfdHistory {
             loss: self.averaging * before.loss + (1.0 - self.averaging) * counted,
             loss_rest: before.loss_rest * self.averaging,
             below,
+            cut,
             ..trust::observe(before, counted)
         }
     }
@@ -324,13 +328,14 @@ impl Descent for Adaptive {
 
     fn check_history(&self, history: &History) -> Result<()> {
         let (shared, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
-        let RfdHistory { loss, loss_rest, below, trust, last, high, steps, windows, .. } = shared;
+        let RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, .. } = shared;
         let RfdHistory { sum, squares, promised, sum_before, squares_before, promised_before, .. } = shared;
         let share = |x: f64| (0.0..=1.0).contains(&x);
         let flag = |x: f64| x == 0.0 || x == 1.0;
         let not_negative = |x: f64| x >= 0.0 && x.is_finite();
         let sound = share(loss_rest)
             && flag(below)
+            && (0.0..=CUT_LOSSES + 1.0).contains(&cut)
             && (trust::SMALLEST..=trust::LARGEST).contains(&trust)
             && (0.0..=trust::ALARM_LOSSES).contains(&high)
             && (0.0..trust::WINDOW).contains(&steps)
@@ -375,6 +380,7 @@ impl Descent for Adaptive {
             variance_floor: VARIANCE_FLOOR,
             loss_growth: LOSS_GROWTH,
             noise_growth: NOISE_GROWTH,
+            cut_losses: CUT_LOSSES,
             settled: SETTLED as f64,
             decay_share: DECAY_SHARE,
             length_share: LENGTH_SHARE,

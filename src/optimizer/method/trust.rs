@@ -8,11 +8,9 @@ pub(super) const WINDOW: f64 = 16.0;
 /// The part of the promised fall that has to come: steps overshoot the minimum along their line most of the
 /// time, also in good runs.
 const SHARE: f64 = 0.05;
-/// What the factor is multiplied with after less than that, and after more: quickly back to 1, with care
-/// beyond.
+/// What the factor is multiplied with after less than that, and after more.
 const AFTER_LESS: f64 = 0.5;
 const AFTER_MORE: f64 = 1.5;
-const AFTER_MORE_ABOVE: f64 = 1.2;
 /// Its bounds.
 pub(super) const SMALLEST: f64 = 1e-3;
 pub(super) const LARGEST: f64 = 4.0;
@@ -28,7 +26,6 @@ pub(super) fn place(adaptive: &mut RfdAdaptive) {
     adaptive.share = SHARE;
     adaptive.after_less = AFTER_LESS;
     adaptive.after_more = AFTER_MORE;
-    adaptive.after_more_above = AFTER_MORE_ABOVE;
     adaptive.smallest_trust = SMALLEST;
     adaptive.largest_trust = LARGEST;
     adaptive.alarm_losses = ALARM_LOSSES;
@@ -98,11 +95,11 @@ fn verdict(history: &RfdHistory) -> f64 {
     let fall = history.sum_before - history.sum;
     let promise = SHARE * (WINDOW * ((history.promised_before + history.promised) / 2.0));
     let noise = ((history.squares_before + history.squares) / 2.0).sqrt();
-    if fall < promise - noise {
-        AFTER_LESS
-    } else if fall > promise {
-        if history.trust < 1.0 { AFTER_MORE } else { AFTER_MORE_ABOVE }
-    } else {
-        1.0
+    match () {
+        // Of steps that promised nothing, as those with multipliers of 0, no fall is a verdict.
+        _ if promise == 0.0 => 1.0,
+        _ if fall < promise - noise => AFTER_LESS,
+        _ if fall > promise => AFTER_MORE,
+        _ => 1.0,
     }
 }
