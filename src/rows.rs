@@ -48,17 +48,21 @@ impl Rows {
 
     /// The fewest equal parts that fit into a chunk, or chunks where the length has no such divisor.
     fn cut(len: usize) -> Self {
-        let len = len.max(1);
-        let equal = |parts: &usize| len.is_multiple_of(*parts);
-        let parts = (len.div_ceil(LONGEST)..=len / SHORTEST_PART).find(equal);
-        let len = if len <= LONGEST { len } else { parts.map_or(LONGEST, |parts| len / parts) };
-        Self { len, columns: 0 }
+        if len <= LONGEST {
+            return Self { len: len.max(1), columns: 0 };
+        }
+        let longest = (SHORTEST_PART..=LONGEST).rev().find(|part| len.is_multiple_of(*part));
+        Self { len: longest.unwrap_or(LONGEST), columns: 0 }
     }
 
     /// Those of a tensor: what lies behind its first dimension, or all of it where there is no other.
     pub fn of_shape(shape: &[usize]) -> Self {
         match shape {
-            [_, row @ ..] if !row.is_empty() => Self::of_matrix(row.iter().product()),
+            [_, row @ ..] if !row.is_empty() => {
+                // Only a tensor without elements, of which some size is 0, has a row beyond all numbers.
+                let len = row.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+                Self::of_matrix(len.unwrap_or(0))
+            }
             vector => Self::of_vector(vector.iter().product()),
         }
     }
@@ -111,6 +115,32 @@ mod tests {
         assert_eq!(len(&[8192]), 4096);
         assert_eq!(len(&[50257]), 1733);
         assert_eq!(len(&[8191]), 4096);
+    }
+
+    #[test]
+    fn huge_rows_are_cut_at_once() {
+        assert_eq!(Rows::of_vector(1 << 60).len, 4096);
+        // 2⁶¹ − 1 is a prime.
+        assert_eq!(Rows::of_vector((1 << 61) - 1).len, 4096);
+        // 2⁶⁴ − 1 = 3·5·17·257·641·65537·6700417
+        assert_eq!(Rows::of_shape(&[0, usize::MAX]), Rows { len: 15 * 257, columns: 0 });
+    }
+
+    #[test]
+    fn rows_of_no_elements_may_be_beyond_all_numbers() {
+        let one = Rows { len: 1, columns: 0 };
+        assert_eq!(Rows::of_shape(&[0, 1 << 40, 1 << 40]), one);
+        assert_eq!(Rows::of_shape(&[7, 1 << 40, 1 << 40, 0]), one);
+        assert_eq!(Rows::of_shape(&[7, 0, 1 << 40]), one);
+    }
+
+    /// As the contract has it, part by part: the fewest that fit into a chunk.
+    #[test]
+    fn rows_are_cut_into_the_fewest_equal_parts() {
+        for len in (LONGEST + 1..70_000).step_by(7) {
+            let parts = (len.div_ceil(LONGEST)..=len / SHORTEST_PART).find(|parts| len % parts == 0);
+            assert_eq!(Rows::of_vector(len).len, parts.map_or(LONGEST, |parts| len / parts), "{len}");
+        }
     }
 
     #[test]

@@ -304,7 +304,7 @@ fn shapes() -> Vec<(Vec<usize>, Option<usize>)> {
         &[700, 16],
         &[64, 64],
     ];
-    let given = [(vec![100], Some(13)), (vec![12, 10], Some(20)), (vec![10], Some(25))];
+    let given = [(vec![100], Some(13)), (vec![12, 10], Some(20)), (vec![10], Some(10))];
     plain.iter().map(|shape| (shape.to_vec(), None)).chain(given).collect()
 }
 
@@ -807,9 +807,16 @@ fn rows_may_be_given() {
     assert!(run(spec(&[4, 3, 8]).with_row(8)) == plain);
     assert!(run(spec(&[12, 4, 2])) == plain);
     assert!(run(spec(&[96])) != plain && run(spec(&[4, 24])) != plain);
-    let specs = vec![spec(&[12, 8]).with_row(0)];
-    let error = Optimizer::new(Adaptive::default(), Options::default(), specs).unwrap_err().to_string();
-    assert!(error.contains("`w`") && error.contains("rows of 0"), "{error}");
+    let make = |spec| Optimizer::new(Adaptive::default(), Options::default(), vec![spec]);
+    for (row, part) in [(0, "at least 1"), (97, "96 elements in all"), (usize::MAX, "96 elements in all")] {
+        let error = make(spec(&[12, 8]).with_row(row)).unwrap_err().to_string();
+        assert!(
+            error.contains("`w`") && error.contains(&format!("rows of {row} ")) && error.contains(part),
+            "{error}"
+        );
+    }
+    make(spec(&[12, 8]).with_row(96)).unwrap();
+    make(spec(&[0, 8]).with_row(8)).unwrap();
 }
 
 /// Length scales are those of the parameters at the first step, and stay.

@@ -387,6 +387,8 @@ fn drawn(index: u64) -> Run {
             size: 1.0,
             row: [None, Some(1), Some(9), Some(300)][(k + index as usize) % 4],
         })
+        // No row is longer than its tensor.
+        .map(|t| Tensor { row: t.row.map(|row| row.min(t.len.max(1))), ..t })
         .collect();
     let mut run = run(format!("drawn/{index}"), kind, tensors);
     run.steps = 8 + draws.below(5);

@@ -141,6 +141,12 @@ fn check_specs(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
             if spec.row == Some(0) {
                 return Err(Error::tensor(&spec.name, "has rows of 0 elements; give at least 1"));
             }
+            if let Some(row) = spec.row.filter(|&row| row > len && len > 0) {
+                return Err(Error::tensor(
+                    &spec.name,
+                    format!("has rows of {row} elements, but {len} elements in all; give at most that"),
+                ));
+            }
             if spec.offset.checked_add(len as u64).is_none() {
                 return Err(Error::tensor(
                     &spec.name,

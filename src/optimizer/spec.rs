@@ -10,7 +10,8 @@ use crate::rows::Rows;
 pub struct TensorSpec {
     /// Unique name; it appears in errors and in saved states.
     pub name: String,
-    /// Shape; only the product matters for a step, the whole of it is compared when a state is loaded.
+    /// Shape; with the adaptive method rows follow it, else only the product matters for a step. The whole of
+    /// it is compared when a state is loaded.
     pub shape: Vec<usize>,
     /// Format of the parameter. Gradients may have any format.
     pub dtype: DType,
@@ -23,7 +24,7 @@ pub struct TensorSpec {
     /// draws the same bits as without sharding.
     pub offset: u64,
     /// Elements of a row, where the adaptive method should not take what lies behind the first dimension:
-    /// rows are neighbouring elements that share a variance. At least 1.
+    /// rows are neighbouring elements that share a variance. At least 1, and no more than the tensor has.
     pub row: Option<usize>,
 }
 

@@ -88,7 +88,8 @@ pub struct rfd_tensor_spec {
     /// RFD_TENSOR_* or 0.
     pub flags: u32,
     /// For the adaptive method: elements of a row, which are neighbours and share a variance. 0 for what lies
-    /// behind the first size, or for one variance where there are no more than one size.
+    /// behind the first size, or for one variance where there are no more than one size. No more than the
+    /// tensor has.
     pub row: u64,
 }
 

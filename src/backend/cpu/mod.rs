@@ -18,7 +18,9 @@ pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
 pub(crate) use reduce::{LockSums, SquaredNorms, lock_sums, plain_squares, squared_norms};
 pub(crate) use rounding::StochasticBits;
-pub(crate) use rows::{ColumnVariance, Moving, RowNorms, RowVariance, Variances, row_norms};
+pub(crate) use rows::{
+    Averages, ColumnVariance, Moving, RowNorms, RowVariance, Variances, averaged, row_norms,
+};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 
 /// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small

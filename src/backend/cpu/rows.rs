@@ -7,6 +7,11 @@ use super::update::{UpdateScalars, Velocity, advance_velocity};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
 
+/// An exponential average after one more number.
+pub(crate) fn averaged(decay: f64, before: f64, now: f64) -> f64 {
+    decay * before + (1.0 - decay) * now
+}
+
 /// How the variance of a row changes with its gradient, and what the row's step is weighed with
 /// (`docs/adaptive.md`): an average that begins at 0.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,11 +25,6 @@ pub(crate) struct RowVariance {
 }
 
 impl RowVariance {
-    /// The average after a step in which the row has this mean square.
-    fn next(&self, before: f64, mean_square: f64) -> f64 {
-        self.decay * before + (1.0 - self.decay) * mean_square
-    }
-
     /// w = 1/√variance; 0 where nothing has been seen. The average has this step in it.
     pub fn scale(&self, average: f64) -> f64 {
         let variance = average / self.weight + self.floor;
@@ -44,10 +44,6 @@ pub(crate) struct ColumnVariance {
 }
 
 impl ColumnVariance {
-    fn next(&self, before: f64, mean_square: f64) -> f64 {
-        self.decay * before + (1.0 - self.decay) * mean_square
-    }
-
     /// u = √(mean/variance); 1 where nothing has been seen.
     pub fn scale(&self, average: f64) -> f32 {
         if self.mean > 0.0 { (self.mean / (average + self.floor)).sqrt() as f32 } else { 1.0 }
@@ -109,6 +105,13 @@ pub(crate) struct Moving<'a> {
     pub column_rule: ColumnVariance,
 }
 
+/// The averages of a tensor, one for each column and each row.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Averages {
+    pub columns: Vec<f64>,
+    pub rows: Vec<f64>,
+}
+
 /// What the first pass over tensors with rows finds.
 #[derive(Clone, Debug)]
 pub(crate) struct RowNorms {
@@ -119,9 +122,9 @@ pub(crate) struct RowNorms {
     pub directions: Vec<f64>,
     /// By tensor, the mean square of the elements that tell of columns; 0 without columns.
     pub sampled: Vec<f64>,
-    /// The averages of every tensor's columns and rows after the step; 0 for one without gradient, and the
-    /// list empty for a method without rows.
-    pub averages: Vec<(Vec<f64>, Vec<f64>)>,
+    /// Those of every tensor after the step; 0 for one without gradient, and the list empty for a method
+    /// without rows.
+    pub averages: Vec<Averages>,
 }
 
 impl RowNorms {
@@ -173,7 +176,7 @@ pub(crate) fn row_norms(
         squares: in_range(grads, &layouts, squares),
         directions,
         sampled,
-        averages: columns.into_iter().zip(rows).collect(),
+        averages: columns.into_iter().zip(rows).map(|(columns, rows)| Averages { columns, rows }).collect(),
     }
 }
 
@@ -198,9 +201,9 @@ fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_st
         elements += count;
     }
     let height = (elements / rows.columns).max(1) as f64;
-    let rule = &moving.column_rule;
+    let decay = moving.column_rule.decay;
     let next = (moving.column_averages.iter().zip(&sums))
-        .map(|(&before, &sum)| rule.next(before, sum * unscale * unscale / height))
+        .map(|(&before, &sum)| averaged(decay, before, sum * unscale * unscale / height))
         .collect();
     (total * unscale * unscale / elements as f64, next)
 }
@@ -257,7 +260,7 @@ impl RowChunk<'_> {
         let (lanes, mut line) = (rows.lanes(), line());
         let mut observe = |row: usize, squares: f64| {
             let elements = rows.len.min(g.len() - row * rows.len) as f64;
-            averages[row] = rule.next(before[row], squares * unscale * unscale / elements);
+            averages[row] = averaged(rule.decay, before[row], squares * unscale * unscale / elements);
             rule.scale(averages[row])
         };
         let (mut squares, mut directions) = ([0.0; CHUNK_ROWS], [0.0; CHUNK_ROWS]);
@@ -395,6 +398,6 @@ mod tests {
             .map(|(before, sum)| 0.98 * before + (1.0 - 0.98) * (sum * unscale * unscale / height))
             .collect();
         let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
-        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![(columns, next)]));
+        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![Averages { columns, rows: next }]));
     }
 }

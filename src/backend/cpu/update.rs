@@ -58,7 +58,7 @@ pub(crate) struct TensorUpdate<'a> {
     pub velocity: Option<&'a mut Velocity>,
     pub master: Option<&'a mut [f32]>,
     pub scalars: UpdateScalars,
-    /// Their scales multiply the coefficient.
+    /// Scales of rows multiply the coefficient, those of columns the gradient or velocity.
     pub variances: Option<Variances<'a>>,
     pub stochastic: Option<StochasticBits>,
 }

@@ -2,7 +2,8 @@
 //!
 //! [`plan`] lays out tensors for the kernels and [`prepare`] brings the list to the device, [`settings`] are
 //! the numbers that may change between replays of a captured step, [`history`] is what the method remembers,
-//! [`buffers`] are velocities and master weights, [`workspace`] holds sums, [`mirror`] tells what steps did.
+//! [`buffers`] are velocities, master weights and variances, [`workspace`] holds sums, [`mirror`] tells what
+//! steps did.
 
 mod buffers;
 mod constants;

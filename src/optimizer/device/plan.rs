@@ -27,10 +27,6 @@ pub(super) struct Extent {
 impl Extent {
     /// Adds a tensor of `len` elements that has a gradient, cut into these rows.
     pub fn add(&mut self, len: u64, rows: Rows) -> Option<()> {
-        // The kernels count rows in 32 bits; those that are chunks are not looked at.
-        if rows != Rows::CHUNKS {
-            u32::try_from(rows.count(usize::try_from(len).ok()?)).ok()?;
-        }
         let chunks = len.div_ceil(rows.chunk() as u64);
         let segments = chunks.div_ceil(u64::from(RFD_CHUNKS_PER_SEGMENT));
         self.chunks = self.chunks.checked_add(chunks)?;
@@ -41,8 +37,11 @@ impl Extent {
     /// That of all tensors, as if each had a gradient: no step has more.
     pub fn of_all(core: &Core) -> Result<Self> {
         let mut extent = Self::default();
+        let has_rows = core.method().descent().has_rows();
         for ((spec, &len), &rows) in core.specs().iter().zip(core.lens()).zip(core.rows()) {
-            extent.add(len as u64, rows).ok_or_else(|| {
+            // The kernels count rows in 32 bits, and look at them where the method has any.
+            let countable = !has_rows || u32::try_from(rows.count(len)).is_ok();
+            extent.add(len as u64, rows).filter(|()| countable).ok_or_else(|| {
                 Error::tensor(
                     &spec.name,
                     "with it the list has 2^32 segments of 256 chunks, or it has 2^32 rows, or more",
@@ -52,8 +51,7 @@ impl Extent {
         Ok(extent)
     }
 
-    /// A tensor behind those there are, as the kernels see it.
-    /// It is cut into these rows.
+    /// A tensor behind those there are, cut into these rows, as the kernels see it.
     pub fn place(
         &mut self,
         core: &Core,
@@ -81,7 +79,7 @@ impl Extent {
             formats: (spec.dtype.number() | address.grad_dtype.number() << 4) as u8,
             flags: (counts | lock | matrix | columns) as u8,
             row: rows.len as u32,
-            // Checked when the extent of all tensors was formed.
+            // Checked when the extent of all tensors was formed, for a method that has rows.
             rows: rows.count(len as usize) as u32,
         };
         if address.grad != 0 {
@@ -207,6 +205,13 @@ mod tests {
         assert_eq!(plan.tensors[1].first_segment, 1 << 25);
         let huge = core(model(), false, &[(1 << 52, DType::F32), (1, DType::F32)]);
         assert!(Extent::of_all(&huge).unwrap_err().to_string().contains("`t0`"));
+        // As many rows as chunks, which only a method with rows looks at.
+        let tensors = [(1, DType::F32), (1 << 45, DType::F32)];
+        Extent::of_all(&core(model(), false, &tensors)).unwrap();
+        let rows = core(Adaptive::default(), false, &tensors);
+        assert_eq!(rows.rows()[1], Rows::CHUNKS);
+        assert!(Extent::of_all(&rows).unwrap_err().to_string().contains("`t1`"));
+        Extent::of_all(&core(Adaptive::default(), false, &[(1 << 43, DType::F32)])).unwrap();
     }
 
     #[test]

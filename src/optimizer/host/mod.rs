@@ -327,7 +327,7 @@ impl Optimizer {
         input: &StepInput,
         norms: Norms,
         plan: std::result::Result<StepPlan, SkipReason>,
-        averages: Vec<(Vec<f64>, Vec<f64>)>,
+        averages: Vec<cpu::Averages>,
     ) -> StepReport {
         let plan = match plan {
             Ok(plan) => plan,
@@ -336,7 +336,7 @@ impl Optimizer {
         let column_scales: Vec<Vec<f32>> =
             self.buffers.iter_mut().map(|buffers| std::mem::take(&mut buffers.column_scales)).collect();
         let variances: Vec<_> = (averages.iter().zip(&column_scales).enumerate())
-            .map(|(k, ((_, rows), scales))| self.variances(k, rows, scales))
+            .map(|(k, (averages, scales))| self.variances(k, &averages.rows, scales))
             .collect();
         let Self { core, buffers, .. } = self;
         let options = core.options();
@@ -390,7 +390,7 @@ impl Optimizer {
         for (buffers, scales) in self.buffers.iter_mut().zip(column_scales) {
             buffers.column_scales = scales;
         }
-        for (k, (columns, rows)) in averages.into_iter().enumerate() {
+        for (k, cpu::Averages { columns, rows }) in averages.into_iter().enumerate() {
             if matches!(grads[k], GradRef::Missing) {
                 continue;
             }

@@ -4,7 +4,7 @@
 
 use super::{Descent, History, Method, Names, Seen, StepPlan, TensorSums, another_method, fixed, trust};
 use crate::backend::abi::{RFD_METHOD_ADAPTIVE, RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
-use crate::backend::cpu::{ColumnVariance, RowVariance};
+use crate::backend::cpu::{ColumnVariance, RowVariance, averaged};
 use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
@@ -91,10 +91,9 @@ struct Rate {
 impl Adaptive {
     /// Averages with this step's sums in them.
     fn observe(&self, history: &RfdTensorHistory, sums: TensorSums) -> RfdTensorHistory {
-        let average = |before: f64, new: f64| VARIANCE_DECAY * before + (1.0 - VARIANCE_DECAY) * new;
         RfdTensorHistory {
-            squares: average(history.squares, sums.squares),
-            column_mean: average(history.column_mean, sums.sampled),
+            squares: averaged(VARIANCE_DECAY, history.squares, sums.squares),
+            column_mean: averaged(VARIANCE_DECAY, history.column_mean, sums.sampled),
             squares_rest: history.squares_rest * VARIANCE_DECAY,
             average_rest: history.average_rest * self.averaging,
             length: history.length,
@@ -346,8 +345,8 @@ impl Descent for Adaptive {
                     && share(tensor.squares_rest)
                     && share(tensor.average_rest)
                     && flag(tensor.turn)
-                    // Only before the first step.
-                    && (tensor.length > 0.0 || tensor.squares_rest == 1.0)
+                    // Only before the first step, which measures all tensors.
+                    && (tensor.length > 0.0 || loss_rest == 1.0)
             });
         if !sound {
             return Err(damaged_history("a value is outside its domain"));
