@@ -2,12 +2,13 @@
 
 A hook on each observed loss multiplies it by the factor c that backward brings: one over the number of
 accumulated batches, a gradient scale, the weight in a sum of losses. The sum of c times loss is what the
-gradients are the gradient of. Nothing waits for a device.
+gradients are the gradient of. Nothing waits for a device, unless losses lie on the CPU and a device both.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,6 +32,8 @@ class Observed:
         self._last: Callable[[], Tensor | None] = _nobody
         # Whether anything has been observed at all.
         self.any = False
+        # Backward has a thread for each device, whose hooks may run at once.
+        self._lock = threading.Lock()
 
     @torch._disable_dynamo
     def watch(self, loss: Tensor, scaler: Any = None) -> None:
@@ -60,21 +63,23 @@ class Observed:
 
     @torch.no_grad()
     def _add(self, factor: Tensor, value: Tensor, scaler: Any) -> None:
-        term = (factor.detach().to(torch.float64) * value).reshape(())
-        if scaler is not None:
-            # The scale, where it lies.
-            term = term / scaler.scale(torch.ones((), dtype=torch.float64, device=term.device))
-        kind = (scaler is not None, _capturing(term))
-        if self._sum is None:
-            self._sum, self._kind = term, kind
-            return
-        if kind != self._kind:
-            raise RuntimeError(
-                "of the losses observed for one step, some were given with scaler= and others without, or "
-                "some were computed in a CUDA graph and others not; observe all alike"
-            )
-        # Replicas of DataParallel each compute their loss on a device of their own.
-        self._sum = self._sum + term.to(self._sum.device, non_blocking=True)
+        with self._lock:
+            term = (factor.detach().to(torch.float64) * value).reshape(())
+            if scaler is not None:
+                # The scale, where it lies.
+                term = term / scaler.scale(torch.ones((), dtype=torch.float64, device=term.device))
+            kind = (scaler is not None, _capturing(term))
+            if self._sum is None:
+                self._sum, self._kind = term, kind
+                return
+            if kind != self._kind:
+                raise RuntimeError(
+                    "of the losses observed for one step, some were given with scaler= and others without, "
+                    "or some were computed in a CUDA graph and others not; observe all alike"
+                )
+            # Replicas of DataParallel each compute their loss on a device of their own. A copy to the CPU
+            # is waited for: the sum would read it before it is there.
+            self._sum = self._sum + term.to(self._sum.device, non_blocking=self._sum.is_cuda)
 
     @torch._disable_dynamo
     def sum(self, grad_scale: Any, scaled: bool) -> Tensor | None:

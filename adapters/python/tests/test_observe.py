@@ -5,6 +5,8 @@ import copy
 import gc
 import math
 import pickle
+import sys
+import threading
 import weakref
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from rfdescent import RFD, AdaptiveRFD
+from rfdescent._observe import Observed
 
 
 def network():
@@ -327,6 +330,50 @@ def test_nothing_is_kept_alive(make):
     assert observed() is None
     model(x)
     model(x, y)["loss"].backward()
+
+
+def test_threads_lose_no_loss():
+    """Backward has a thread for each device; the CPU alone has one, so that the hooks are called here."""
+    observed, one, count = Observed(), torch.ones(()), 3000
+    begin = threading.Barrier(2)
+
+    def add():
+        begin.wait()
+        for _ in range(count):
+            observed._add(one, one, None)
+
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert observed.sum(None, False) == 2 * count
+
+
+class Copied(torch.Tensor):
+    """Notes how it is copied, as if it were on a device."""
+
+    waited = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.to and "non_blocking" in (kwargs or {}):
+            cls.waited.append(not kwargs["non_blocking"])
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_copy_to_the_cpu_is_waited_for():
+    observed, one = Observed(), torch.ones(())
+    Copied.waited.clear()
+    for factor in (one, one.as_subclass(Copied)):
+        observed._add(factor, one, None)
+    assert Copied.waited == [True]
+    assert observed.sum(None, False) == 2
 
 
 @pytest.mark.parametrize("given", [False, True])
