@@ -100,10 +100,10 @@ typedef enum RfdFamily {
 #define RFD_LIMIT_SIZE 3    // max_step_size
 
 // Flags of a tensor.
-#define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm
-#define RFD_TENSOR_LOCK 2    // norm lock, and more than one element
-#define RFD_TENSOR_MATRIX 4  // it has two dimensions or more
-#define RFD_TENSOR_COLUMNS 8 // elements at the same place of all rows belong together
+#define RFD_TENSOR_COUNTS 1   // its gradient counts in the norm
+#define RFD_TENSOR_LOCK 2     // norm lock, and more than one element
+#define RFD_TENSOR_MATRIX 4   // it has two dimensions or more
+#define RFD_TENSOR_COLUMNS 8  // elements at the same place of all rows belong together
 
 // One tensor of the list, in the optimizer's order; its index is the tensor id of stochastic rounding. Empty
 // tensors and those without a gradient have no chunks.

@@ -18,11 +18,12 @@
 // ROWS: of the 16/WIDTH rows of a chunk, how many the update loads before the first is stored. SUMMED: of its
 // 4 rows, how many the sums load before the first is added. As many as fit into the registers: 32 to 64 bytes
 // a thread, so 32 to 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some 40 KB of each of
-// 132. Chosen by the registers that ptxas reports, not measured.
+// 132. Chosen by the registers that ptxas reports, not measured. Averaged
+// ones take one line of a row at a time in both passes: a row may have 1 to 4.
 //
 // BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a
-// thread. Half as many in the generic one: double precision and the search of conservative steps take
-// registers.
+// thread. 3 in averaged ones, whose sums by rows spill with 64. Half as many in the generic one: double
+// precision and the search of conservative steps take registers.
 //
 // X(name, KIND, PARAM, GRAD, MASTER, VELOCITY, WIDTH, ROWS, SUMMED, BLOCKS)
 #define RFD_INSTANCES(X)                                                   \

@@ -192,7 +192,7 @@ RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, c
     }
 }
 
-// The sums of this warp over one chunk after the other of a batch; how many there are.
+// The sums of this warp over one chunk after the other of a batch.
 template <class I>
 class PlainSums {
 public:
@@ -201,6 +201,7 @@ public:
     {
     }
 
+    // How many there are.
     __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
                                         double scale, double unscale)
     {
@@ -221,6 +222,7 @@ private:
     Cursor cursor_;
 };
 
+// The same over chunks of rows.
 template <class I>
 class RowSums {
 public:

@@ -157,11 +157,14 @@ struct RowTensor {
         return (chunk - tensor.first_chunk) * (RFD_THREADS / lanes) + threadIdx.x / lanes;
     }
 
+    // Elements of a chunk.
+    __device__ __forceinline__ uint32_t chunk_size() const { return RFD_THREADS / lanes * tensor.row; }
+
     // Whether every thread has all elements of every line: the same for all threads.
     __device__ __forceinline__ bool is_full(uint64_t chunk, uint64_t addresses) const
     {
         return addresses % 16 == 0 && tensor.row == lines * lanes * RFD_QUAD &&
-               (chunk - tensor.first_chunk + 1) * (RFD_THREADS / lanes) * tensor.row <= tensor.len;
+               (chunk - tensor.first_chunk + 1) * chunk_size() <= tensor.len;
     }
 };
 
@@ -264,7 +267,7 @@ RFD_SHARED_CODE inline void sum_columns(const RowTensor& here, uint64_t chunk, u
     if (here.variances.columns == 0 || !sample.has(index)) {
         return;
     }
-    const uint32_t size = RFD_THREADS / here.lanes * tensor.row;
+    const uint32_t size = here.chunk_size();
     const uint64_t first = index * size, left = tensor.len - first;
     const uint32_t count = left < size ? static_cast<uint32_t>(left) : size;
     double* sums = here.variances.column_sums(sample.place(index));

@@ -105,7 +105,7 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
                                              bool moves, const Rounding& rounding)
 {
     constexpr int N = I::WIDTH, AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
-    static_assert(!Units::WEIGHED || AT_ONCE == 1, "three rows may be full, too");
+    static_assert(!Units::WEIGHED || AT_ONCE == 1, "a row may have 1 to 4 lines: a step of several could pass its end");
     const View<I> view(tensor);
     const int rows = units.template rows<N>();
 #pragma unroll 1
