@@ -112,7 +112,7 @@ fn what_is_stored_has_names() {
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!(
         keys(&header["history"]),
-        "below high last loss loss_rest promised promised_before squares squares_before steps sum sum_before trust \
+        "below cut high last loss loss_rest promised promised_before squares squares_before steps sum sum_before trust \
          windows"
     );
     let tensor = &header["tensors"][1];
