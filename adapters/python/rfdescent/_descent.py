@@ -446,9 +446,9 @@ def _where(value: Any, name: str, device: torch.device) -> Any:
         return value
     if device.type == "cpu" or (value.device.type == "cpu" and name == "loss"):
         return value.item()
-    if name == "loss":
-        # From another device, as of a replica, it is copied without waiting.
-        return value.to(device, non_blocking=True)
     if value.device != device:
-        raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
-    return value.to(torch.float32)
+        if name != "loss":
+            raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
+        # As of a replica; nothing waits for the copy.
+        value = value.to(device, non_blocking=True)
+    return value if name == "loss" else value.to(torch.float32)
