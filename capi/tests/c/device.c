@@ -225,7 +225,8 @@ int main(void) {
     OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_gpu));
     options.device_kind = RFD_DEVICE_CPU;
     OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_cpu));
-    void *array = device_params[0].data, *array_of_gradients = device_grads[0].data;
+    void *array = device_params[0].data;
+    const void *array_of_gradients = device_grads[0].data;
     for (int i = 0; i < 3; i++) {
         input.loss = device_input.loss = 2.0 - 0.1 * i;
         OK(rfd_optimizer_step_flat(flat_cpu, values[0].bytes, gradients[0].bytes, 5000, RFD_DTYPE_F32, &input, NULL, &report));
