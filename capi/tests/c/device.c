@@ -210,6 +210,17 @@ int main(void) {
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
 
+    /* A cap, in the order of the stream's work. */
+    OK(rfd_optimizer_set_max_step_size(gpu, 1e-3, stream));
+    OK(rfd_optimizer_set_max_step_size(cpu, 1e-3, NULL));
+    OK(STEP());
+    OK(rfd_optimizer_wait_report(gpu, stream, &status));
+    OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
+    CHECK(report.step_size == 1e-3 && !memcmp(&report, &status, sizeof report));
+    same_values();
+    OK(rfd_optimizer_set_max_step_size(gpu, INFINITY, stream));
+    OK(rfd_optimizer_set_max_step_size(cpu, INFINITY, NULL));
+
     /* Gradients are not taken one by one. */
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_give_gradient(gpu, 0, gradients[0].bytes, counts[0], dtypes[0]));
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_finish(gpu, device_params, TENSORS, &input, NULL));
@@ -225,7 +236,8 @@ int main(void) {
     OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_gpu));
     options.device_kind = RFD_DEVICE_CPU;
     OK(rfd_adaptive_optimizer_create(NULL, &options, flat_specs, 2, &flat_cpu));
-    void *array = device_params[0].data, *array_of_gradients = device_grads[0].data;
+    void *array = device_params[0].data;
+    const void *array_of_gradients = device_grads[0].data;
     for (int i = 0; i < 3; i++) {
         input.loss = device_input.loss = 2.0 - 0.1 * i;
         OK(rfd_optimizer_step_flat(flat_cpu, values[0].bytes, gradients[0].bytes, 5000, RFD_DTYPE_F32, &input, NULL, &report));
