@@ -90,9 +90,10 @@ def test_foreign_samples_are_named_and_left_out_on_request():
     with pytest.warns(UserWarning, match="left out of the fit"):
         robust = SquaredExponential(dims=1000).fit(columns, robust=True)
     kept = np.delete(np.arange(420), blown)
-    assert robust.var_reg == SquaredExponential(dims=1000).fit(
-        {name: column[kept] for name, column in columns.items()}
-    ).var_reg
+    assert (
+        robust.var_reg
+        == SquaredExponential(dims=1000).fit({name: column[kept] for name, column in columns.items()}).var_reg
+    )
 
 
 PAIRS = [
