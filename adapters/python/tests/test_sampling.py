@@ -267,10 +267,10 @@ def test_foreign_samples_are_refused_left_out_or_kept():
         def loss(output, target):
             nonlocal draws
             draws += 1
-            # One initialisation in thirty blows up.
-            return F.cross_entropy(output, target) * (1e4 if draws % 30 == 0 else 1)
+            # One initialisation in fifteen blows up.
+            return F.cross_entropy(output, target) * (1e4 if draws % 15 == 0 else 1)
 
-        return fitted(loss=loss, on_foreign=on_foreign, **options)
+        return fitted(loss=loss, on_foreign=on_foreign, **{"initial_budget": 3000, **options})
 
     with pytest.raises(ValueError, match=r"look.? foreign: sample.*robust fit"):
         run("refuse")

@@ -210,6 +210,17 @@ int main(void) {
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
 
+    /* A cap, in the order of the stream's work. */
+    OK(rfd_optimizer_set_max_step_size(gpu, 1e-3, stream));
+    OK(rfd_optimizer_set_max_step_size(cpu, 1e-3, NULL));
+    OK(STEP());
+    OK(rfd_optimizer_wait_report(gpu, stream, &status));
+    OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
+    CHECK(report.step_size == 1e-3 && !memcmp(&report, &status, sizeof report));
+    same_values();
+    OK(rfd_optimizer_set_max_step_size(gpu, INFINITY, stream));
+    OK(rfd_optimizer_set_max_step_size(cpu, INFINITY, NULL));
+
     /* Gradients are not taken one by one. */
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_give_gradient(gpu, 0, gradients[0].bytes, counts[0], dtypes[0]));
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_finish(gpu, device_params, TENSORS, &input, NULL));
