@@ -111,7 +111,9 @@ class _Run:
         progress: bool,
     ) -> None:
         self.sampler, self.options, self.cache, self.max_iter = sampler, options, cache, max_iter
-        self.bar = tqdm(unit=" examples", desc="auto-fit", disable=not progress, leave=False)
+        self.bar = tqdm(
+            total=options.initial_budget, unit=" examples", desc="auto-fit", disable=not progress, leave=False
+        )
         self.failure: BaseException | None = None
         self.enough = self.warned = False
         self.drawn: list[tuple[float, float, int]] = []
