@@ -108,19 +108,24 @@ fn plain(p: &mut [f32], g: &[f32]) -> f32 {
 /// timing below worthless.
 fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
     let before = p.to_vec();
+    // What has a rate of its own: tensors, or rows, which these vectors are cut into.
+    let lengths_of_rates = match method {
+        Method::Fitted(_) => lengths.to_vec(),
+        _ => lengths.iter().flat_map(|&len| rows(len)).collect(),
+    };
     let mut squares = Vec::new();
     let mut rest = g;
-    for &len in lengths {
+    for &len in &lengths_of_rates {
         let (head, tail) = rest.split_at(len);
         squares.push(head.par_iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>());
         rest = tail;
     }
     let total = squares.iter().sum::<f64>();
-    // Length scales of the tensors; with such gradients none is at its bounds.
-    let scales: Vec<f64> = (squares.iter().zip(lengths))
+    // The length scale of vectors over the root of the row's variance, which equal gradients leave as it is.
+    let scales: Vec<f64> = (squares.iter().zip(&lengths_of_rates))
         .map(|(square, &len)| match method {
             Method::Fitted(_) => 1.0,
-            _ => (total / g.len() as f64 / (square / len as f64)).sqrt(),
+            _ => 0.1 / (square / len as f64).sqrt(),
         })
         .collect();
     let sigma_square = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>();
@@ -147,7 +152,7 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
         rate += report.learning_rate * if optimizer.model().is_some() { velocity } else { 1.0 };
     }
     let (mut worst, mut start) = (0.0, 0);
-    for (&len, scale) in lengths.iter().zip(&scales) {
+    for (&len, scale) in lengths_of_rates.iter().zip(&scales) {
         let tensor = start..start + len;
         start = tensor.end;
         let change = rate * scale;
@@ -157,6 +162,16 @@ fn check(lengths: &[usize], p: &mut [f32], g: &[f32], method: &Method) {
     }
     // Parameters are below 1: in each step half an ulp, and as much for coefficient, velocity and product.
     assert!(worst < 2f64.powi(-22), "parameters off by {worst:e}");
+}
+
+/// The rows of a vector, by the rule of `docs/adaptive.md`.
+fn rows(len: usize) -> Vec<usize> {
+    let parts = (len.div_ceil(4096)..=len / 256).find(|parts| len.is_multiple_of(*parts));
+    match parts {
+        _ if len <= 4096 => vec![len],
+        Some(parts) => vec![len / parts; parts],
+        None => (0..len).step_by(4096).map(|start| 4096.min(len - start)).collect(),
+    }
 }
 
 fn lists() -> Vec<(String, Vec<usize>)> {

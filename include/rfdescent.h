@@ -79,16 +79,6 @@
 #define RFD_FOREIGN_KEEP 2
 
 /**
- * Each tensor has a length scale of its own.
- */
-#define RFD_ANISOTROPY_TENSORWISE 0
-
-/**
- * All parameters share one, but for the factors of groups.
- */
-#define RFD_ANISOTROPY_ISOTROPIC 1
-
-/**
  * IEEE binary32.
  */
 #define RFD_DTYPE_F32 0
@@ -187,6 +177,26 @@
  * Skipped: the loss is below the lower bound given to the adaptive method.
  */
 #define RFD_OUTCOME_LOSS_BELOW_BOUND 8
+
+/**
+ * Nothing limited the step by the adaptive method's rules: it was skipped, or is of another method.
+ */
+#define RFD_LIMIT_NONE 0
+
+/**
+ * The largest rate of the adaptive method.
+ */
+#define RFD_LIMIT_RATE 1
+
+/**
+ * The share of the loss that a step of the adaptive method may promise to lower it by.
+ */
+#define RFD_LIMIT_LOSS 2
+
+/**
+ * `max_step_size` of the options.
+ */
+#define RFD_LIMIT_SIZE 3
 
 /**
  * Bytes that the library made: a text or a saved state. Immutable, so any thread may read it.
@@ -576,6 +586,12 @@ typedef struct rfd_tensor_spec {
      * RFD_TENSOR_* or 0.
      */
     uint32_t flags;
+    /**
+     * For the adaptive method: elements of a row, which are neighbours and share a variance. 0 for what lies
+     * behind the first size, or for one variance where there are no more than one size. No more than the
+     * tensor has.
+     */
+    uint64_t row;
 } rfd_tensor_spec;
 
 /**
@@ -592,14 +608,15 @@ typedef struct rfd_adaptive {
      */
     double averaging;
     /**
-     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
-     * which is right for cross entropy and squared errors.
+     * The largest number known that no loss falls below; a step with a loss below it is skipped. Default
+     * -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to
+     * have none.
      */
     double loss_bound;
     /**
-     * One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
+     * 0.
      */
-    uint32_t anisotropy;
+    uint32_t reserved;
 } rfd_adaptive;
 
 /**
@@ -650,9 +667,15 @@ typedef struct rfd_step_report {
      */
     uint32_t outcome;
     /**
-     * 0.
+     * What limits a step of the adaptive method, one of RFD_LIMIT_*; RFD_LIMIT_NONE with other methods.
      */
-    uint32_t reserved;
+    uint32_t limit;
+    /**
+     * How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+     * skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+     * gradients are not those of the loss.
+     */
+    double trust;
 } rfd_step_report;
 
 /**
@@ -1044,11 +1067,10 @@ rfd_status rfd_model_conditional_variance(const struct rfd_model *model,
  * norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
  * `result->size` before the call.
  *
- * `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0; on success
- * `*warnings` is a new buffer with a line for each warning, empty for none, to be freed with
- * rfd_buffer_destroy:
- * samples that look foreign to the others, by their place from 0, with how far from these they are and what
- * the fit is without them; losses of two populations; heavy tails.
+ * `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0. On success
+ * `*warnings` is a new buffer, to be freed with rfd_buffer_destroy, with a line for each warning, empty for
+ * none. Warnings are about samples that look foreign to the others (by their place from 0, with how far from
+ * these they are and what the fit is without them), losses of two populations, and heavy tails.
  *
  * Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain, RFD_ERROR_ESTIMATION
  * says which samples are missing, or that foreign ones prevent a fit.

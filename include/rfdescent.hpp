@@ -501,6 +501,7 @@ struct tensor_spec {
     std::uint32_t group = 0;
     std::uint32_t flags = 0;
     std::uint64_t offset = 0;
+    std::uint64_t row = 0;
 };
 
 /// The format of float or double.
@@ -710,6 +711,7 @@ private:
             spec.group = tensor.group;
             spec.flags = tensor.flags;
             spec.offset = tensor.offset;
+            spec.row = tensor.row;
             specs.push_back(spec);
         }
         return detail::made<handle>(

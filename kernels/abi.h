@@ -22,6 +22,7 @@ typedef unsigned long long uint64_t;
 #define RFD_ROWS 4                // rows of a chunk
 #define RFD_CHUNK 4096            // elements of a chunk
 #define RFD_CHUNKS_PER_SEGMENT 256
+#define RFD_SAMPLED_CHUNKS 16     // of a tensor, that tell of its columns in one step, at most
 
 // Squares of f64 gradients are formed again, scaled, where they add up to less than 2^RFD_TINY_EXPONENT: they
 // may have lost terms to underflow. The square of the smallest f32 is 2^-298.
@@ -92,9 +93,17 @@ typedef enum RfdFamily {
 #define RFD_OUTCOME_OUT_OF_RANGE 7
 #define RFD_OUTCOME_LOSS_BELOW_BOUND 8
 
+// What limits a step of the adaptive method; the numbers that front ends use as well.
+#define RFD_LIMIT_NONE 0    // skipped, or of another method
+#define RFD_LIMIT_RATE 1    // the largest rate
+#define RFD_LIMIT_LOSS 2    // the share of the loss that a step may promise
+#define RFD_LIMIT_SIZE 3    // max_step_size
+
 // Flags of a tensor.
-#define RFD_TENSOR_COUNTS 1  // its gradient counts in the norm
-#define RFD_TENSOR_LOCK 2    // norm lock, and more than one element
+#define RFD_TENSOR_COUNTS 1   // its gradient counts in the norm
+#define RFD_TENSOR_LOCK 2     // norm lock, and more than one element
+#define RFD_TENSOR_MATRIX 4   // it has two dimensions or more
+#define RFD_TENSOR_COLUMNS 8  // elements at the same place of all rows belong together
 
 // One tensor of the list, in the optimizer's order; its index is the tensor id of stochastic rounding. Empty
 // tensors and those without a gradient have no chunks.
@@ -103,6 +112,7 @@ typedef struct RfdTensor {
     uint64_t grad;           // address of the gradient, 0 when it is missing
     uint64_t velocity;       // address of the velocity (f64 for f64 parameters, else f32), 0 without one
     uint64_t master;         // address of the f32 master weights of an f16 or bf16 parameter, 0 without
+    uint64_t variances;      // address of two sides and a workspace (kernels/rows.cuh), 0 without rows
     uint64_t len;            // elements
     uint64_t offset;         // index in the whole tensor of a shard's first element, for stochastic rounding
     uint64_t first_chunk;    // chunks of all tensors before this one
@@ -110,6 +120,8 @@ typedef struct RfdTensor {
     uint16_t group;          // index into the groups
     uint8_t formats;         // RFD_DTYPE of the parameter | RFD_DTYPE of the gradient << 4
     uint8_t flags;           // RFD_TENSOR_*
+    uint32_t row;            // elements of a row, of which chunks are made up; RFD_CHUNK for chunks as such
+    uint32_t rows;           // how many there are
 } RfdTensor;
 
 // Settings of a group; on the device, where they may change between replays of a captured step.
@@ -158,6 +170,8 @@ typedef struct RfdStatus {
     double theta;
     double step_size;
     double learning_rate;
+    double trust;       // of the adaptive method, as is the limit
+    uint64_t limit;     // RFD_LIMIT_*
     uint64_t outcome;   // RFD_OUTCOME_*
 } RfdStatus;
 
@@ -167,12 +181,15 @@ typedef struct RfdSquaredNorm {
     double sigma;
 } RfdSquaredNorm;
 
-// Four sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. The adaptive
-// method with averages needs the first two, norm lock all, anything else only the first.
+// Sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. With rows, d is
+// weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive
+// method needs the first two, norm lock all but the last, both together all, anything else only the first.
 #define RFD_SUM_SQUARES 0    // |g|^2
-#define RFD_SUM_DIRECTION 1  // |d|^2
+#define RFD_SUM_DIRECTION 1  // with rows the sum of w |d|^2, else |d|^2
 #define RFD_SUM_PARAMETER 2  // |p|^2
-#define RFD_SUM_PRODUCT 3    // <p, d>
+#define RFD_SUM_PRODUCT 3    // <p, w d>
+#define RFD_SUM_WEIGHTED 4   // |w d|^2
+#define RFD_MOST_SUMS 5
 
 // What the adaptive method remembers (src/optimizer/method/adaptive.rs); one RfdTensorHistory for each tensor
 // follows. On the device lie two of these: a step reads the one and, if it is applied, writes the other, for
@@ -180,8 +197,11 @@ typedef struct RfdSquaredNorm {
 typedef struct RfdHistory {
     double loss;             // average of losses, and the weight that it still lacks
     double loss_rest;
-    double factor;           // of trust
+    double below;            // not 0: there was a loss below 0, and no lower bound is known
+    double cut;              // losses in a row above what counts, up to cut_losses + 1
+    double trust;
     double last;             // loss of the last step
+    double high;             // losses in a row above what noise explains, up to alarm_losses
     double steps;            // in this window
     double windows;          // that are complete
     double sum;              // of this window's losses
@@ -193,29 +213,40 @@ typedef struct RfdHistory {
 } RfdHistory;
 
 typedef struct RfdTensorHistory {
-    double squares;          // average of |g|^2, and the weight that it still lacks
-    double squares_rest;
+    double squares;          // average of |g|^2, and the weight that it still lacks; the latter is also that of
+    double squares_rest;     // the rows' variances
     double average_rest;     // the weight that the averaged gradient still lacks
+    double length;           // length scale, taken from the parameters before the first step; 0 until then
+    double column_mean;      // average of g^2 over the elements that tell of columns
+    double turn;             // which of the two sides of variances is that of now
 } RfdTensorHistory;
 
-// The adaptive method and its numbers, which exist in src/optimizer/method/adaptive.rs alone. All 0 for other
-// methods.
+// The adaptive method and its numbers, which exist in src/optimizer/method/ alone. All 0 for other methods.
 typedef struct RfdAdaptive {
     uint64_t history;          // address of two RfdHistory with their tensors
     double averaging;          // decay of the averages of gradients and losses; 0 for none
-    double loss_bound;         // losses below it are skipped
-    double decrease;           // of the logarithm of the cost, along the averaged gradient
-    double noisy_decrease;     // along single gradients
-    double variance_decay;     // of the average of |g|^2
-    double smallest_variance;  // of a tensor, as a share of the mean
-    double largest_variance;
+    double loss_bound;         // losses below it are skipped; -infinity when none is known
+    double largest_rate;
+    double loss_share;         // of the loss, that a step promises at most
+    double variance_decay;     // of the averages of |g|^2
+    double variance_floor;     // what a row's variance counts at least, as a share of its tensor's
+    double loss_growth;        // of the averaged loss: what a loss counts at most above it
+    double noise_growth;       // the same where there is no lower bound, in standard deviations
+    double cut_losses;         // so many in a row are cut to that
+    double settled;            // steps before any is
     double window;             // steps whose losses are compared with those before
     double share;              // of the promised fall that has to come
     double after_less;         // what the trust is multiplied with after less
     double after_more;         // and after more
     double smallest_trust;
-    uint32_t ramp;             // the first step is 2^(1 - ramp) of the rule's
-    uint32_t tensorwise;       // not 0: each tensor has a length scale of its own
+    double largest_trust;
+    double alarm_losses;       // so many losses in a row
+    double alarm_deviations;   // so far above the mean lower the trust
+    double decay_share;        // of the rate, in weight decay
+    double length_share;       // of a matrix's size, that is its length scale squared
+    double smallest_size;      // of a matrix: root mean square of its elements
+    double vector_length;      // length scale of what is no matrix
+    uint64_t ramp;             // the first step is 2^(1 - ramp) of the rule's
 } RfdAdaptive;
 
 // Everything a launch needs beside the table of tensors. Passed by value.
@@ -250,7 +281,7 @@ typedef struct RfdStep {
 } RfdStep;
 
 // As many tensors as fit with RfdStep into the 32,764 bytes that the parameters of a kernel may have.
-#define RFD_INLINE_TENSORS 448
+#define RFD_INLINE_TENSORS 400
 
 typedef struct RfdTable {
     RfdTensor tensor[RFD_INLINE_TENSORS];

@@ -49,8 +49,9 @@ RFD_SHARED_CODE void load_settings(const Launch launch, DecisionScratch<KIND>& s
         scratch.valid = valid;
         scratch.decision = Decision{};
         scratch.decision.loss = loss_of(launch.step);
+        scratch.decision.decay_share = 1.0;
         scratch.decision.unscale = 1.0 / grad_scale_of(launch.step);
-        scratch.decision.applied = reinterpret_cast<const volatile RfdStatus*>(launch.step.status)->applied;
+        scratch.decision.applied = applied_steps(launch.step);
         scratch.decision.outcome = found_inf(launch.step) ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
     }
 }
@@ -126,6 +127,8 @@ RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& de
         copy->theta = decision.theta;
         copy->step_size = decision.step_size;
         copy->learning_rate = decision.learning_rate;
+        copy->trust = decision.trust;
+        copy->limit = decision.limit;
         copy->outcome = decision.outcome;
     }
     __threadfence_system();

@@ -29,5 +29,5 @@ __device__ constexpr bool is_generic()
 // Sums that the norm pass forms of each chunk, at most.
 __device__ constexpr int sums_of(Kind kind)
 {
-    return kind == Kind::generic ? 4 : kind == Kind::averaged ? 2 : 1;
+    return kind == Kind::generic ? RFD_MOST_SUMS : kind == Kind::averaged ? 2 : 1;
 }

@@ -3,8 +3,11 @@
 //
 //   Scratch<KIND>                          what a block shares while it decides
 //   accepts(step), accepts(step, group)    whether the settings are in its domain
-//   averaging(step)                        the decay of the velocities whose squares the first pass sums
-//                                          too; 0 where it need not, and always in instances of kind `fitted`
+//   has_rows(step)                         whether chunks consist of rows, which have variances (rows.cuh);
+//                                          never in instances of kind `fitted`
+//   averaging(step)                        with rows: the decay of velocities
+//   variances(launch, tensor, applied)     with rows: those of a tensor in the step after so many
+//   fold_columns(...)                      with rows: writes averages and scales of columns, after decide
 //   decide<KIND>(launch, scratch, totals)  from the sums of all tensors to the step, by all threads
 //   scale(launch, decision, tensor)        what a tensor's coefficient is multiplied with, after decide
 //   store_history<KIND>(launch, scratch)   writes what is remembered after an applied step, by one block
@@ -76,6 +79,33 @@ __device__ __forceinline__ double averaging_of(const RfdStep& step)
 }
 
 template <Kind KIND>
+__device__ __forceinline__ bool has_rows(const RfdStep& step)
+{
+#define RFD_CALL(METHOD) METHOD::has_rows(step)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ Variances variances_of(const Launch& launch, uint32_t k, uint64_t applied)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::variances(launch, k, applied)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ void fold_columns(const Launch& launch, const Decision& decision, uint32_t k,
+                                             const Variances& variances, uint64_t slice)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::fold_columns(launch, decision, k, variances, slice)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
 __device__ __forceinline__ void decide_by_method(const Launch& launch, DecisionScratch<KIND>& scratch,
                                                  const Totals& totals)
 {
@@ -102,3 +132,66 @@ __device__ __forceinline__ void store_history(const Launch& launch, const Decisi
     RFD_DISPATCH(KIND)
 #undef RFD_CALL
 }
+
+// Reads a tensor with its rows, in the step after so many. By one thread.
+template <Kind KIND>
+RFD_SHARED_CODE void read_row_tensor(const Launch launch, RowTensor& to, uint32_t index, uint64_t applied)
+{
+    to.tensor = launch.tensors[index];
+    to.variances = variances_of<KIND>(launch, index, applied);
+    to.chunks = launch.chunks_of(index);
+    to.lanes = lanes_of(to.tensor.row);
+    to.lines = (to.tensor.row + to.lanes * RFD_QUAD - 1) / (to.lanes * RFD_QUAD);
+}
+
+// Moves a warp's RowTensor along with a pass over chunks of rows.
+template <Kind KIND>
+class RowCursor {
+public:
+    RowTensor& here;
+
+    __device__ __forceinline__ RowCursor(const Launch& launch, RowTensor& here, uint64_t chunk, uint64_t applied)
+        : here(here), applied_(applied), index_(tensor_of(launch, chunk))
+    {
+        open(launch);
+    }
+
+    // To the tensor of a chunk that lies not before the one it is at.
+    __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
+    {
+        if (chunk >= here.tensor.first_chunk + here.chunks) {
+            do {
+                ++index_;
+            } while (chunk >= launch.end_of(index_));
+            open(launch);
+        }
+    }
+
+    // To the tensor of a chunk that lies not behind the one it is at; whether that is another one.
+    __device__ __forceinline__ bool retreat(const Launch& launch, uint64_t chunk)
+    {
+        if (chunk >= here.tensor.first_chunk) {
+            return false;
+        }
+        do {
+            --index_;
+        } while (chunk < launch.tensors[index_].first_chunk);
+        open(launch);
+        return true;
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return index_; }
+
+private:
+    uint64_t applied_;
+    uint32_t index_;
+
+    __device__ __forceinline__ void open(const Launch& launch)
+    {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            read_row_tensor<KIND>(launch, here, index_, applied_);
+        }
+        __syncwarp();
+    }
+};

@@ -42,6 +42,12 @@ __device__ __forceinline__ double loss_of(const RfdStep& step)
     return loss[0];
 }
 
+// Steps applied before this one; until behind the barrier, where the first block counts it.
+__device__ __forceinline__ uint64_t applied_steps(const RfdStep& step)
+{
+    return reinterpret_cast<const volatile RfdStatus*>(step.status)->applied;
+}
+
 __device__ __forceinline__ const RfdSettings& settings_of(const RfdStep& step)
 {
     return *reinterpret_cast<const RfdSettings*>(step.settings);
@@ -82,7 +88,8 @@ __device__ __forceinline__ void refuse_unless(bool fits, Decision& decision)
     const bool applies = decision.outcome == RFD_OUTCOME_APPLIED;
     if (__syncthreads_and(fits) == 0 && applies && threadIdx.x == 0) {
         decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
-        decision.theta = decision.step_size = decision.learning_rate = 0.0;
+        decision.theta = decision.step_size = decision.learning_rate = decision.trust = 0.0;
+        decision.limit = RFD_LIMIT_NONE;
     }
     __syncthreads();
 }

@@ -49,24 +49,29 @@ struct Chunk {
     bool aligned;  // all addresses that a pass uses are multiples of 16 bytes
 };
 
+// Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the next
+// one does.
+__device__ __forceinline__ uint32_t tensor_of(const Launch& launch, uint64_t chunk)
+{
+    uint32_t low = 0, high = launch.step.tensor_count;
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (launch.tensors[middle].first_chunk <= chunk) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
 // The tensor that a chunk belongs to; moves along with a pass in either direction.
 class Cursor {
 public:
-    // Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the
-    // next one does.
     __device__ __forceinline__ Cursor(const Launch& launch, uint64_t chunk)
     {
-        uint32_t low = 0, high = launch.step.tensor_count;
-        while (high - low > 1) {
-            const uint32_t middle = low + (high - low) / 2;
-            if (launch.tensors[middle].first_chunk <= chunk) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
         if (launch.step.chunks > 0) {
-            open(launch, low);
+            open(launch, tensor_of(launch, chunk));
         }
     }
 

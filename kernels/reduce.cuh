@@ -10,6 +10,7 @@
 
 template <Kind KIND>
 struct NormScratch {
+    RowScratch<KIND> rows;
     // Two, so that a batch may begin while the one before is being joined.
     double warp_sums[2][RFD_BATCH][sums_of(KIND)][RFD_WARPS];
     uint32_t tensor[2][RFD_BATCH];
@@ -43,7 +44,8 @@ __device__ __forceinline__ int sums_of_tensor(const RfdStep& step, const RfdTens
     if constexpr (KIND != Kind::generic) {
         return sums_of(KIND);
     }
-    return tensor.flags & RFD_TENSOR_LOCK ? 4 : averaging_of<KIND>(step) > 0.0 ? 2 : 1;
+    const bool locks = tensor.flags & RFD_TENSOR_LOCK;
+    return has_rows<KIND>(step) ? (locks ? RFD_MOST_SUMS : 2) : locks ? 4 : 1;
 }
 
 // Squares of formats other than f64 are scaled as sums: a power of two is exact there. 0 stays 0 at any
@@ -92,9 +94,52 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
     }
 }
 
+// Adds what `count` warps have summed, a power of two of them, in the order of the tree.
+__device__ __forceinline__ double join_warps(double* sums, uint32_t count)
+{
+    for (uint32_t half = count / 2; half > 0; half /= 2) {
+        for (uint32_t i = 0; i < half; ++i) {
+            sums[i] += sums[i + half];
+        }
+    }
+    return sums[0];
+}
+
+// Weighs the rows of a chunk that several warps have summed each. By one thread.
+template <Kind KIND>
+RFD_SHARED_CODE void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scratch, int buffer, uint32_t place,
+                                     uint32_t index, uint64_t chunk, uint64_t applied)
+{
+    constexpr int SUMS = sums_of(KIND);
+    const RfdTensor& tensor = launch.tensors[index];
+    const Variances variances = variances_of<KIND>(launch, index, applied);
+    const double decay = averaging_of<KIND>(launch.step), unscale = 1.0 / grad_scale_of(launch.step);
+    const uint32_t warps = lanes_of(tensor.row) / 32;
+    uint64_t row = (chunk - tensor.first_chunk) * (RFD_WARPS / warps);
+    for (uint32_t first = 0; first < RFD_WARPS; first += warps, ++row) {
+        double sums[SUMS];
+        for (int n = 0; n < SUMS; ++n) {
+            double* of_warps = scratch.warp_sums[buffer][place][n] + first;
+            sums[n] = join_warps(of_warps, warps);
+            for (uint32_t i = 0; i < warps; ++i) {
+                of_warps[i] = 0.0;
+            }
+        }
+        if (row >= tensor.rows) {
+            continue;
+        }
+        const uint64_t left = tensor.len - row * tensor.row;
+        const double elements = static_cast<double>(left < tensor.row ? left : tensor.row);
+        weigh_row(sums, variances, row, elements, unscale, decay > 0.0);
+        for (int n = 0; n < SUMS; ++n) {
+            scratch.warp_sums[buffer][place][n][first] = sums[n];
+        }
+    }
+}
+
 // Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
 template <Kind KIND>
-RFD_SHARED_CODE void finalize(const Launch launch, const NormScratch<KIND>& scratch, const Batch batch, double scale)
+RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, const Batch batch, double scale)
 {
     const RfdStep& step = launch.step;
     const uint32_t lane = threadIdx.x;
@@ -108,6 +153,11 @@ RFD_SHARED_CODE void finalize(const Launch launch, const NormScratch<KIND>& scra
         // A tensor of one chunk is folded when that is summed; adding 0 is what the folds would do.
         const bool whole = launch.chunks_of(index) == 1;
         const uint64_t place = whole ? index : chunk;
+        if constexpr (KIND != Kind::fitted) {
+            if (has_rows<KIND>(step) && lanes_of(tensor.row) > 32) {
+                weigh_wide_rows<KIND>(launch, scratch, batch.buffer, lane, index, chunk, applied_steps(step));
+            }
+        }
         for (int n = 0; n < sums_of_tensor<KIND>(step, tensor); ++n) {
             double sum = join_groups(scratch.warp_sums[batch.buffer][lane][n]);
             sum = n == RFD_SUM_SQUARES ? scaled_squares<KIND>(sum, tensor, scale) : sum;
@@ -142,9 +192,64 @@ RFD_SHARED_CODE void finalize(const Launch launch, const NormScratch<KIND>& scra
     }
 }
 
-// Sums this block's chunks, in order. `scale` multiplies the gradients: 1, or what rescaling f64 asks for.
+// The sums of this warp over one chunk after the other of a batch.
 template <class I>
-__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
+class PlainSums {
+public:
+    __device__ __forceinline__ PlainSums(const Launch& launch, NormScratch<I::KIND>&, uint64_t first)
+        : cursor_(launch, first)
+    {
+    }
+
+    // How many there are.
+    __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
+                                        double scale, double unscale)
+    {
+        cursor_.advance(launch, chunk);
+        const int count = leaf_sums<I>(sums, launch, cursor_.tensor(), chunk, cursor_, scale, unscale);
+#pragma unroll
+        for (int n = 0; n < sums_of(I::KIND); ++n) {
+            if (n < count) {
+                sums[n] = warp_tree(sums[n]);
+            }
+        }
+        return count;
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
+
+private:
+    Cursor cursor_;
+};
+
+// The same over chunks of rows.
+template <class I>
+class RowSums {
+public:
+    __device__ __forceinline__ RowSums(const Launch& launch, NormScratch<I::KIND>& scratch, uint64_t first)
+        : cursor_(launch, scratch.rows.own(), first, applied_steps(launch.step))
+    {
+    }
+
+    __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
+                                        double scale, double unscale)
+    {
+        cursor_.advance(launch, chunk);
+        const RowTensor& here = cursor_.here;
+        warp_rows<I>(sums, here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
+        sum_columns(here, chunk, applied_steps(launch.step));
+        return sums_of_tensor<I::KIND>(launch.step, here.tensor);
+    }
+
+    __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
+
+private:
+    RowCursor<I::KIND> cursor_;
+};
+
+// Sums this block's chunks, in order.
+template <class I, template <class> class Sums>
+__device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     const uint32_t warp = threadIdx.x / 32;
@@ -154,28 +259,36 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::K
         const uint64_t left = range.end - batch.first;
         batch.count = left < RFD_BATCH ? static_cast<uint32_t>(left) : RFD_BATCH;
         // A new search for each batch: kept, the cursor would take registers while the sums are joined.
-        Cursor cursor(launch, batch.first);
+        Sums<I> of_chunk(launch, scratch, batch.first);
         for (uint32_t i = 0; i < batch.count; ++i) {
-            const uint64_t chunk = batch.first + i;
-            cursor.advance(launch, chunk);
             double sums[sums_of(I::KIND)];
-            const int count = leaf_sums<I>(sums, launch, cursor.tensor(), chunk, cursor, scale, unscale);
+            const int count = of_chunk.next(sums, launch, batch.first + i, scale, unscale);
 #pragma unroll
             for (int n = 0; n < sums_of(I::KIND); ++n) {
-                if (n < count) {
-                    const double sum = warp_tree(sums[n]);
-                    if (threadIdx.x % 32 == 0) {
-                        scratch.warp_sums[batch.buffer][i][n][warp] = sum;
-                    }
+                if (n < count && threadIdx.x % 32 == 0) {
+                    scratch.warp_sums[batch.buffer][i][n][warp] = sums[n];
                 }
             }
             if (threadIdx.x == 0) {
-                scratch.tensor[batch.buffer][i] = cursor.index();
+                scratch.tensor[batch.buffer][i] = of_chunk.index();
             }
         }
         __syncthreads();
         if (warp == 0) {
             finalize<I::KIND>(launch, scratch, batch, scale);
         }
+    }
+}
+
+// `scale` multiplies the gradients: 1, or what rescaling f64 asks for.
+template <class I>
+__device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
+{
+    if constexpr (I::KIND == Kind::fitted) {
+        sum_chunks<I, PlainSums>(launch, scratch, scale);
+    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+        sum_chunks<I, RowSums>(launch, scratch, scale);
+    } else if constexpr (is_generic<I>()) {
+        sum_chunks<I, PlainSums>(launch, scratch, scale);
     }
 }

@@ -35,7 +35,7 @@ RFD_SHARED_CODE inline void find_largest(const Launch launch)
         if (grad_format(cursor.tensor()) != RFD_DTYPE_F64) {
             continue;
         }
-        const Chunk chunk = cursor.chunk(index, cursor.tensor().grad);
+        const Chunk chunk = chunk_of_rows(cursor.tensor(), index, cursor.tensor().grad);
 #pragma unroll 1
         for (int row = 0; row < RFD_ROWS; ++row) {
             double g[RFD_QUAD];

@@ -15,6 +15,12 @@ struct Scratch {
     DecisionScratch<KIND> decision;
 };
 
+template <Kind KIND>
+struct UpdateScratch {
+    DecisionScratch<KIND> decision;
+    RowScratch<KIND> rows;
+};
+
 template <class I>
 __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
 {
@@ -46,7 +52,7 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
         }
     }
     if (applied) {
-        update_pass<I>(launch, decision);
+        update_pass<I>(launch, decision, scratch.norms.rows);
     }
 }
 
@@ -63,12 +69,13 @@ __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable&
 template <class I>
 __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTable& table)
 {
-    auto& scratch = block_shared<DecisionScratch<I::KIND>>();
+    auto& scratch = block_shared<UpdateScratch<I::KIND>>();
     const Launch launch(step, table);
-    load_settings<I::KIND>(launch, scratch);
-    decide<I::KIND>(launch, scratch, is_generic<I>() ? rescale_exponent(read_largest(step)) : 0);
-    if (scratch.decision.outcome == RFD_OUTCOME_APPLIED) {
-        update_pass<I>(launch, scratch.decision);
+    load_settings<I::KIND>(launch, scratch.decision);
+    decide<I::KIND>(launch, scratch.decision, is_generic<I>() ? rescale_exponent(read_largest(step)) : 0);
+    const Decision& decision = scratch.decision.decision;
+    if (decision.outcome == RFD_OUTCOME_APPLIED) {
+        update_pass<I>(launch, decision, scratch.rows);
     }
 }
 
@@ -136,6 +143,12 @@ RFD_KERNEL(rfd_total, 1)
         norm->sigma = totals.sigma * unit * unit + spoilt;
         forget_largest(step);
     }
+}
+
+// One block, after rfd_norm_generic over parameters in the place of gradients.
+RFD_KERNEL(rfd_measure, 1)
+{
+    Adaptive::measure(Launch(step, table));
 }
 
 // Fills master weights from the parameters they belong to.

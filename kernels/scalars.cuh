@@ -14,9 +14,11 @@ struct Decision {
     double prescaled_rate;  // step size over the Σ-norm of the gradients as given, times prescale
     double prescale;
     double unscale;  // 1 over the gradient scale
-    double mean_variance;  // of the adaptive method: over the elements of all tensors that count
+    double decay_share;    // of the learning rate, in weight decay
+    double trust;          // of the adaptive method, as is the limit
     uint64_t applied;  // steps before this one
     uint32_t outcome;
+    uint32_t limit;  // RFD_LIMIT_*
 };
 
 struct Scalars {
@@ -32,7 +34,7 @@ __device__ __forceinline__ Scalars scalars_of(const Decision& decision, const Rf
 {
     const double factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
     const double rate = group.velocity_decay > 0.0 ? decision.learning_rate : decision.prescaled_rate;
-    const double shrink = decision.learning_rate * group.multiplier * group.weight_decay;
+    const double shrink = decision.learning_rate * decision.decay_share * group.multiplier * group.weight_decay;
     return {fmax(1.0 - shrink, 0.0), rate * factor * scale, decision.prescale, group.velocity_decay, decision.unscale};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "method.cuh"
+#include "rows.cuh"
 
 // Four neighbouring columns of a chunk, summed from row to row.
 struct Columns {
@@ -14,6 +15,26 @@ struct Columns {
         for (int c = 0; c < RFD_QUAD; ++c) {
             // Exact in f64, unless an operand is f64 itself.
             sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]);
+        }
+    }
+
+    // The same with weights, and with their squares.
+    template <class T>
+    __device__ __forceinline__ void add(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD], const float (&u)[RFD_QUAD])
+    {
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * static_cast<double>(u[c]);
+        }
+    }
+    template <class T>
+    __device__ __forceinline__ void add_twice(const T (&x)[RFD_QUAD], const T (&y)[RFD_QUAD],
+                                              const float (&u)[RFD_QUAD])
+    {
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            const double square = static_cast<double>(u[c]) * static_cast<double>(u[c]);
+            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]) * square;
         }
     }
 
@@ -41,36 +62,10 @@ __device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Ch
     return squares.leaf();
 }
 
-// This leaf's two sums for averaged gradients: of squares of the gradient, and of the velocity to come.
-template <class I, class T, bool FULL>
-__device__ __forceinline__ void leaf_averaged(double (&sums)[sums_of(I::KIND)], const RfdTensor& tensor,
-                                              const Chunk& chunk, double scale, double decay, double unscale)
-{
-    [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
-    const View<I> view(tensor);
-    Columns squares, direction;
-#pragma unroll ROWS_AT_ONCE
-    for (int row = 0; row < RFD_ROWS; ++row) {
-        const Unit unit = unit_of<RFD_QUAD, FULL>(chunk, row);
-        T g[RFD_QUAD], v[RFD_QUAD], scaled[RFD_QUAD];
-        load<Reuse::later>(g, view.grad, tensor.grad, unit);
-        load<Reuse::later>(v, view.state(), tensor.velocity, unit);
-#pragma unroll
-        for (int c = 0; c < RFD_QUAD; ++c) {
-            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
-            v[c] = next_velocity(v[c], g[c], narrowed<T>(decay), narrowed<T>(unscale), view.state());
-        }
-        squares.add(scaled, scaled);
-        direction.add(v, v);
-    }
-    sums[RFD_SUM_SQUARES] = squares.leaf();
-    sums[RFD_SUM_DIRECTION] = direction.leaf();
-}
-
 // This leaf's four sums for norm lock. The direction is that of the update to come: it needs the decay of the
 // velocity and the gradient scale, which are known, but not the step size.
 template <class I, class T>
-__device__ __forceinline__ void leaf_lock(double (&sums)[4], const RfdTensor& tensor, const Chunk& chunk, double scale,
+__device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const RfdTensor& tensor, const Chunk& chunk, double scale,
                                           double decay, double unscale)
 {
     const View<I> view(tensor);
@@ -104,52 +99,117 @@ __device__ __forceinline__ void leaf_lock(double (&sums)[4], const RfdTensor& te
     sums[RFD_SUM_DIRECTION] = direction.leaf();
 }
 
-// All sums of this leaf over a chunk; how many there are.
+// This thread's sums over its part of a row. The direction is that of the update to come.
+template <class I, class T, bool FULL>
+__device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RowTensor& here, const RowUnits& units,
+                                         double scale, double decay, double unscale)
+{
+    const RfdTensor& tensor = here.tensor;
+    const View<I> view(tensor);
+    const float* of_columns = here.variances.scales();
+    const int lines = static_cast<int>(here.lines);
+    const bool moves = has_velocity<I>(decay), locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    const T narrow_decay = narrowed<T>(decay), narrow_unscale = narrowed<T>(unscale);
+    Columns squares, direction, parameter, product, weighted;
+#pragma unroll 1
+    for (int line = 0; line < lines; ++line) {
+        const Unit unit = units.unit<FULL>(line);
+        T g[RFD_QUAD], d[RFD_QUAD], scaled[RFD_QUAD];
+        float u[RFD_QUAD];
+        load<Reuse::later>(g, view.grad, tensor.grad, unit);
+        if (moves) {
+            load<Reuse::later>(d, view.state(), tensor.velocity, unit);
+        }
+        units.scales<FULL>(u, of_columns, line);
+#pragma unroll
+        for (int c = 0; c < RFD_QUAD; ++c) {
+            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
+            d[c] = moves ? next_velocity(d[c], g[c], narrow_decay, narrow_unscale, view.state()) : g[c];
+        }
+        squares.add(scaled, scaled);
+        direction.add(d, d, u);
+        if constexpr (is_generic<I>()) {
+            if (locks) {
+                T p[RFD_QUAD];
+                load<Reuse::later>(p, view.param, view.weights, unit);
+                parameter.add(p, p);
+                product.add(p, d, u);
+                weighted.add_twice(d, d, u);
+            }
+        }
+    }
+    sums[RFD_SUM_SQUARES] = squares.leaf();
+    sums[RFD_SUM_DIRECTION] = direction.leaf();
+    if constexpr (is_generic<I>()) {
+        sums[RFD_SUM_PARAMETER] = parameter.leaf();
+        sums[RFD_SUM_PRODUCT] = product.leaf();
+        sums[RFD_SUM_WEIGHTED] = weighted.leaf();
+    }
+}
+
+// All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows
+// that several warps share they are not weighed yet.
+template <class I>
+__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const RowTensor& here, uint64_t chunk,
+                                          double scale, double decay, double unscale)
+{
+    const View<I> view(here.tensor);
+    const bool moves = has_velocity<I>(decay);
+    const bool locks = is_generic<I>() && here.tensor.flags & RFD_TENSOR_LOCK;
+    const uint64_t addresses = here.tensor.grad | (moves ? here.tensor.velocity : 0) | (locks ? view.weights : 0);
+    const RowUnits units = here.units(chunk, addresses);
+    if (view.in_f64()) {
+        if constexpr (is_generic<I>()) {
+            leaf_row<I, double, false>(sums, here, units, scale, decay, unscale);
+        }
+    } else if (!is_generic<I>() && here.is_full(chunk, addresses)) {
+        leaf_row<I, float, true>(sums, here, units, scale, decay, unscale);
+    } else {
+        leaf_row<I, float, false>(sums, here, units, scale, decay, unscale);
+    }
+#pragma unroll
+    for (int n = 0; n < sums_of(I::KIND); ++n) {
+        sums[n] = join_lanes(sums[n], here.lanes);
+    }
+    if (here.lanes > 32) {
+        return;
+    }
+    const bool leads = threadIdx.x % here.lanes == 0 && here.row_of(chunk) < here.tensor.rows;
+    if (leads) {
+        weigh_row(sums, here.variances, here.row_of(chunk), units.length, unscale, moves);
+    }
+#pragma unroll
+    for (int n = 0; n < sums_of(I::KIND); ++n) {
+        sums[n] = join_rows(leads ? sums[n] : 0.0, here.lanes);
+    }
+}
+
+// All sums of this leaf over a chunk that does not consist of rows; how many there are.
 template <class I>
 __device__ __forceinline__ int leaf_sums(double (&sums)[sums_of(I::KIND)], const Launch& launch,
                                          const RfdTensor& tensor, uint64_t index, const Cursor& cursor, double scale,
                                          double unscale)
 {
-    [[maybe_unused]] const double averaging = averaging_of<I::KIND>(launch.step);
-    if constexpr (I::KIND == Kind::averaged) {
-        const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.velocity);
-        if (is_full(chunk)) {
-            leaf_averaged<I, float, true>(sums, tensor, chunk, scale, averaging, unscale);
-        } else {
-            leaf_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
+    if constexpr (is_generic<I>()) {
+        const View<I> view(tensor);
+        if (tensor.flags & RFD_TENSOR_LOCK) {
+            const double decay = launch.group(tensor.group).velocity_decay;
+            const uint64_t velocity = has_velocity<I>(decay) ? tensor.velocity : 0;
+            const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
+            if (view.in_f64()) {
+                leaf_lock<I, double>(sums, tensor, chunk, scale, decay, unscale);
+            } else {
+                leaf_lock<I, float>(sums, tensor, chunk, scale, decay, unscale);
+            }
+            return 4;
         }
-        return 2;
-    } else {
-        if constexpr (is_generic<I>()) {
-            const View<I> view(tensor);
-            if (tensor.flags & RFD_TENSOR_LOCK) {
-                const double decay = launch.group(tensor.group).velocity_decay;
-                const uint64_t velocity = has_velocity<I>(decay) ? tensor.velocity : 0;
-                const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
-                if (view.in_f64()) {
-                    leaf_lock<I, double>(sums, tensor, chunk, scale, decay, unscale);
-                } else {
-                    leaf_lock<I, float>(sums, tensor, chunk, scale, decay, unscale);
-                }
-                return 4;
-            }
-            if (averaging > 0.0) {
-                const Chunk chunk = cursor.chunk(index, tensor.grad | tensor.velocity);
-                if (view.in_f64()) {
-                    leaf_averaged<I, double, false>(sums, tensor, chunk, scale, averaging, unscale);
-                } else {
-                    leaf_averaged<I, float, false>(sums, tensor, chunk, scale, averaging, unscale);
-                }
-                return 2;
-            }
-            if (view.grad == RFD_DTYPE_F64) {
-                sums[0] = leaf_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
-                return 1;
-            }
+        if (view.grad == RFD_DTYPE_F64) {
+            sums[0] = leaf_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
+            return 1;
         }
-        const Chunk chunk = cursor.chunk(index, tensor.grad);
-        sums[0] = is_full(chunk) ? leaf_squares<I, float, true>(tensor, chunk, scale)
-                                 : leaf_squares<I, float, false>(tensor, chunk, scale);
-        return 1;
     }
+    const Chunk chunk = cursor.chunk(index, tensor.grad);
+    sums[0] = is_full(chunk) ? leaf_squares<I, float, true>(tensor, chunk, scale)
+                             : leaf_squares<I, float, false>(tensor, chunk, scale);
+    return 1;
 }

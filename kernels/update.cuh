@@ -5,11 +5,11 @@
 
 // Norm lock: scales the update so that the parameter keeps its norm; ‖αp − βd‖² = α²‖p‖² − 2αβ⟨p, d⟩ +
 // β²‖d‖².
-__device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index)
+__device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint32_t index, bool rows)
 {
     const double parameter = __ldcg(tensor_sums(step, RFD_SUM_PARAMETER) + index);
     const double product = __ldcg(tensor_sums(step, RFD_SUM_PRODUCT) + index);
-    const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + index);
+    const double direction = __ldcg(tensor_sums(step, rows ? RFD_SUM_WEIGHTED : RFD_SUM_DIRECTION) + index);
     const double alpha = scalars.decay;
     const double beta =
         scalars.velocity_decay > 0.0 ? scalars.coefficient : scalars.coefficient * scalars.prescale;
@@ -24,6 +24,18 @@ __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint
 
 // How the elements of one tensor change.
 template <class I>
+__device__ __forceinline__ Scalars change_of(const Launch& launch, const Decision& decision, uint32_t index)
+{
+    const RfdTensor& tensor = launch.tensors[index];
+    const double scale = scale_of<I::KIND>(launch, decision, index);
+    Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
+    if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
+        lock(scalars, launch.step, index, has_rows<I::KIND>(launch.step));
+    }
+    return scalars;
+}
+
+template <class I>
 struct Change {
     Factors<float> single;
     Factors<double> wide;  // of generic instances
@@ -32,31 +44,79 @@ struct Change {
     Change() = default;
     __device__ __forceinline__ Change(const Launch& launch, const Decision& decision, const Cursor& cursor)
     {
-        const RfdTensor& tensor = cursor.tensor();
-        const double scale = scale_of<I::KIND>(launch, decision, cursor.index());
-        Scalars scalars = scalars_of(decision, launch.group(tensor.group), scale);
-        if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
-            lock(scalars, launch.step, cursor.index());
-        }
+        const Scalars scalars = change_of<I>(launch, decision, cursor.index());
         single = Factors<float>(scalars);
         wide = Factors<double>(scalars);
         moves = has_velocity<I>(scalars.velocity_decay);
     }
 };
 
-template <class I, class T, bool FULL>
-__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Factors<T>& by,
+// The elements of a chunk that are this thread's, and what they weigh beside their coefficient.
+struct PlainUnits {
+    static constexpr bool WEIGHED = false;
+    Chunk chunk;
+
+    template <int N>
+    __device__ __forceinline__ int rows() const
+    {
+        return RFD_CHUNK / (RFD_THREADS * N);
+    }
+
+    template <int N, bool FULL>
+    __device__ __forceinline__ Unit unit(int row) const
+    {
+        return unit_of<N, FULL>(chunk, row);
+    }
+
+    template <bool FULL>
+    __device__ __forceinline__ void scales(float (&)[RFD_QUAD], int) const
+    {
+    }
+};
+
+struct WeighedUnits {
+    static constexpr bool WEIGHED = true;
+    RowUnits units;
+    const float* of_columns;
+    int lines;
+
+    template <int N>
+    __device__ __forceinline__ int rows() const
+    {
+        static_assert(N == RFD_QUAD, "as in the sums");
+        return lines;
+    }
+
+    template <int N, bool FULL>
+    __device__ __forceinline__ Unit unit(int line) const
+    {
+        return units.unit<FULL>(line);
+    }
+
+    template <bool FULL>
+    __device__ __forceinline__ void scales(float (&u)[RFD_QUAD], int line) const
+    {
+        units.scales<FULL>(u, of_columns, line);
+    }
+};
+
+template <class I, class T, bool FULL, class Units>
+__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Units& units, const Factors<T>& by,
                                              bool moves, const Rounding& rounding)
 {
-    constexpr int N = I::WIDTH, ROWS = RFD_CHUNK / (RFD_THREADS * N), AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    constexpr int N = I::WIDTH, AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
+    static_assert(!Units::WEIGHED || AT_ONCE == 1, "a row may have 1 to 4 lines: a step of several could pass its end");
     const View<I> view(tensor);
+    const int rows = units.template rows<N>();
 #pragma unroll 1
-    for (int first = 0; first < ROWS; first += AT_ONCE) {
+    for (int first = 0; first < rows; first += AT_ONCE) {
+        [[maybe_unused]] float u[RFD_QUAD];
+        units.template scales<FULL>(u, first);
         T p[AT_ONCE][N], g[AT_ONCE][N], v[AT_ONCE][N];
         // All loads before the first store: the compiler can't know that they don't overlap.
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            const Unit unit = units.template unit<N, FULL>(first + i);
             load<Reuse::never>(p[i], view.param, view.weights, unit);
             load<Reuse::never>(g[i], view.grad, tensor.grad, unit);
             if (I::VELOCITY && moves) {
@@ -65,18 +125,21 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            const Unit unit = units.template unit<N, FULL>(first + i);
             if (I::VELOCITY && moves) {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
                     v[i][j] = next_velocity(v[i][j], g[i][j], by.velocity_decay, by.unscale, view.state());
-                    p[i][j] = p[i][j] * by.decay + v[i][j] * by.coefficient;
+                    const T d = Units::WEIGHED ? v[i][j] * static_cast<T>(u[j % RFD_QUAD]) : v[i][j];
+                    p[i][j] = p[i][j] * by.decay + d * by.coefficient;
                 }
                 store(v[i], view.state(), tensor.velocity, unit, to_nearest());
             } else {
 #pragma unroll
                 for (int j = 0; j < N; ++j) {
-                    p[i][j] = p[i][j] * by.decay - (g[i][j] * by.prescale) * by.coefficient;
+                    const T g_scaled = g[i][j] * by.prescale;
+                    const T d = Units::WEIGHED ? g_scaled * static_cast<T>(u[j % RFD_QUAD]) : g_scaled;
+                    p[i][j] = p[i][j] * by.decay - d * by.coefficient;
                 }
             }
             store(p[i], view.param, view.weights, unit, rounding);
@@ -88,9 +151,78 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chun
     }
 }
 
+// What an update of a tensor's rows needs. By one thread.
+template <class I>
+RFD_SHARED_CODE void change_rows(const Launch launch, const Decision& decision, RowTensor& here, uint32_t index)
+{
+    const Scalars scalars = change_of<I>(launch, decision, index);
+    here.single = Factors<float>(scalars);
+    here.wide = Factors<double>(scalars);
+    here.coefficient = scalars.coefficient;
+    here.moves = has_velocity<I>(scalars.velocity_decay);
+}
+
+// A chunk of rows: each has a coefficient of its own.
+template <class I>
+__device__ __forceinline__ void update_rows(const RowTensor& here, uint64_t chunk, uint64_t addresses,
+                                            const Rounding& rounding)
+{
+    const WeighedUnits units{here.units(chunk, addresses), here.variances.scales(), static_cast<int>(here.lines)};
+    const double w = units.units.length > 0 ? row_scale(here, here.row_of(chunk)) : 0.0;
+    const double coefficient = here.coefficient * w;
+    if (View<I>(here.tensor).in_f64()) {
+        if constexpr (is_generic<I>()) {
+            Factors<double> by = here.wide;
+            by.coefficient = narrowed<double>(coefficient);
+            update_chunk<I, double, false>(here.tensor, units, by, here.moves, rounding);
+        }
+    } else {
+        Factors<float> by = here.single;
+        by.coefficient = narrowed<float>(coefficient);
+        if (!is_generic<I>() && here.is_full(chunk, addresses)) {
+            update_chunk<I, float, true>(here.tensor, units, by, here.moves, rounding);
+        } else {
+            update_chunk<I, float, false>(here.tensor, units, by, here.moves, rounding);
+        }
+    }
+}
+
+// Updates this block's chunks of rows, and what columns are left to them.
+template <class I>
+__device__ __forceinline__ void update_all_rows(const Launch& launch, const Decision& decision, RowTensor& memory)
+{
+    const Range range = chunks_of_block(launch.step.chunks);
+    if (range.begin == range.end) {
+        return;
+    }
+    RowCursor<I::KIND> cursor(launch, memory, range.end - 1, decision.applied);
+    bool known = false;
+    for (uint64_t chunk = range.end; chunk > range.begin;) {
+        --chunk;
+        if (cursor.retreat(launch, chunk) || !known) {
+            if (threadIdx.x % 32 == 0) {
+                change_rows<I>(launch, decision, memory, cursor.index());
+            }
+            __syncwarp();
+            known = true;
+        }
+        const RfdTensor& tensor = memory.tensor;
+        const View<I> view(tensor);
+        const uint64_t master = view.has_master ? tensor.param : 0;
+        const uint64_t velocity = I::VELOCITY && memory.moves ? tensor.velocity : 0;
+        const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
+                                launch.step.seed, tensor.offset};
+        update_rows<I>(memory, chunk, view.weights | tensor.grad | master | velocity, rounding);
+        const uint64_t slices = (memory.variances.columns + RFD_THREADS - 1) / RFD_THREADS;
+        for (uint64_t slice = chunk - tensor.first_chunk; slice < slices; slice += memory.chunks) {
+            fold_columns<I::KIND>(launch, decision, cursor.index(), memory.variances, slice);
+        }
+    }
+}
+
 // Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
 template <class I>
-__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision)
+__device__ __forceinline__ void update_plain(const Launch& launch, const Decision& decision)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.end - 1);
@@ -106,20 +238,33 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const Decision
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
         const uint64_t velocity = I::VELOCITY && change.moves ? tensor.velocity : 0;
-        const Chunk chunk = cursor.chunk(index, view.weights | tensor.grad | master | velocity);
+        const PlainUnits units{cursor.chunk(index, view.weights | tensor.grad | master | velocity)};
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
         if constexpr (is_generic<I>()) {
             if (view.in_f64()) {
-                update_chunk<I, double, false>(tensor, chunk, change.wide, change.moves, rounding);
+                update_chunk<I, double, false>(tensor, units, change.wide, change.moves, rounding);
             } else {
-                update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
+                update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
             }
-        } else if (is_full(chunk)) {
-            update_chunk<I, float, true>(tensor, chunk, change.single, change.moves, rounding);
+        } else if (is_full(units.chunk)) {
+            update_chunk<I, float, true>(tensor, units, change.single, change.moves, rounding);
         } else {
-            update_chunk<I, float, false>(tensor, chunk, change.single, change.moves, rounding);
+            update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
         }
+    }
+}
+
+template <class I>
+__device__ __forceinline__ void update_pass(const Launch& launch, const Decision& decision,
+                                            [[maybe_unused]] RowScratch<I::KIND>& rows)
+{
+    if constexpr (I::KIND == Kind::fitted) {
+        update_plain<I>(launch, decision);
+    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+        update_all_rows<I>(launch, decision, rows.own());
+    } else if constexpr (is_generic<I>()) {
+        update_plain<I>(launch, decision);
     }
 }
 

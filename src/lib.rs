@@ -45,6 +45,7 @@ pub mod files;
 mod moments;
 mod numeric;
 pub mod optimizer;
+mod rows;
 #[doc(hidden)]
 pub mod tables;
 mod tensor;

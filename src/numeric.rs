@@ -45,6 +45,19 @@ pub(crate) fn tree(leaves: &mut [f64; LEAVES]) -> f64 {
     halve(&mut groups)
 }
 
+/// The same over fewer leaves, a power of two of them.
+pub(crate) fn small_tree(leaves: &mut [f64]) -> f64 {
+    if leaves.len() <= 32 {
+        return halve(leaves);
+    }
+    let mut groups = [0.0; LEAVES / 32];
+    let count = leaves.len() / 32;
+    for (group, leaves) in groups.iter_mut().zip(leaves.chunks_mut(32)) {
+        *group = halve(leaves);
+    }
+    halve(&mut groups[..count])
+}
+
 /// Adds the upper half to the lower half until one term is left; the length is a power of two.
 fn halve(terms: &mut [f64]) -> f64 {
     let mut stride = terms.len() / 2;

@@ -171,6 +171,11 @@ impl<'a> ParamMut<'a> {
         each_param!(self, p => (&mut **p).into())
     }
 
+    /// Its values, to be read.
+    pub(crate) fn as_values(&self) -> GradRef<'_> {
+        each_param!(self, p => GradRef::from(&p[..]))
+    }
+
     /// The first `at` elements and the rest.
     pub(crate) fn split_at(self, at: usize) -> (ParamMut<'a>, ParamMut<'a>) {
         each_param!(self, p => {

@@ -19,8 +19,8 @@ use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::device::ShimOptions;
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput,
-    RawNumber, RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+    Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
+    RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -141,15 +141,25 @@ impl Case {
     fn adaptive(seed: u64, sizes: &[usize], tensors: usize) -> Self {
         let mut case = Self::new(seed, sizes, tensors);
         let adaptive = Adaptive {
-            anisotropy: case.random.pick(&[
-                Anisotropy::Tensorwise,
-                Anisotropy::Tensorwise,
-                Anisotropy::Isotropic,
-            ]),
             averaging: case.random.pick(&[0.9, 0.9, 0.5, 0.0]),
-            loss_bound: case.random.pick(&[0.0, 0.0, 0.1, -4.0]),
+            loss_bound: case.random.pick(&[None, None, Some(0.0), Some(0.1), Some(-4.0)]),
         };
         case.method = adaptive.into();
+        for spec in &mut case.specs {
+            let len = spec.shape[0];
+            match case.random.below(4) {
+                // Rows that divide the tensor, or rows the last of which is shorter.
+                0 | 1 => {
+                    let heights = [1, 2, 3, 4, 5, 7, 16, 31, 64, 100, 1025, 4096];
+                    let height = case.random.pick(&heights);
+                    if len > 0 && len.is_multiple_of(height) {
+                        spec.shape = vec![height, len / height];
+                    }
+                }
+                2 => spec.row = Some(1 + case.random.below(len.max(1))),
+                _ => {}
+            }
+        }
         case
     }
 
@@ -840,7 +850,7 @@ fn errors_name_the_tensor_or_the_argument_and_change_nothing() {
 }
 
 /// No file could hold a history that isn't finite: not where a variance overflows of a tensor that does not
-/// count in the norm, nor where a loss ends a window whose squares overflow.
+/// count in the norm.
 #[test]
 fn what_the_adaptive_method_remembers_stays_finite() {
     for executor in executors() {
@@ -860,7 +870,7 @@ fn what_the_adaptive_method_remembers_stays_finite() {
             DeviceOptimizer::new(Adaptive::default(), plain(), specs, &executor.device).unwrap();
         let refused = Outcome::Skipped(SkipReason::OutOfRange);
         let mut steps = vec![(0, 1.0, Outcome::Applied); 15];
-        steps.extend([(-100, 1.0, refused), (0, 1e200, refused), (0, 1.0, Outcome::Applied)]);
+        steps.extend([(-100, 1.0, refused), (0, 1.0, Outcome::Applied)]);
         for (exponent, loss, outcome) in steps {
             let grad_scale = 2f64.powi(exponent);
             let scale = scalar(&executor.device, DType::F32, grad_scale, STREAM);

@@ -1,5 +1,6 @@
-//! States that earlier versions saved, through Rust, C and candle, load and go on with the bits that they
-//! went on with then. `tests/data/states/README.md` says what they are. Python has a test of its own.
+//! States of the fitted method that earlier versions saved, through Rust, C and candle, load and go on with
+//! the bits that they went on with then; those of the adaptive method, whose rule was another one, are
+//! refused. `tests/data/states/README.md` says what they are. Python has a test of its own.
 
 mod common;
 mod recorded;
@@ -25,9 +26,7 @@ fn setup(kind: Kind) -> Setup {
                 momentum: vec![0.9, 0.5],
             },
         ),
-        Kind::Adaptive => {
-            (vec![group], recorded::Kind::Adaptive { averaging: 0.9, tensorwise: true, loss_bound: 0.0 })
-        }
+        Kind::Adaptive => (vec![group], recorded::Kind::Adaptive { averaging: 0.9, loss_bound: None }),
     };
     Setup {
         kind: method,
@@ -84,40 +83,37 @@ fn start(kind: Kind) -> Vec<Owned> {
 }
 
 #[test]
-fn the_runs_have_the_bits_recorded() {
-    for kind in [Kind::Fitted, Kind::Adaptive] {
-        let (saved, end) = kind.steps();
-        let (mut values, mut optimizer) = (start(kind), optimizer(kind));
-        steps(kind, &mut optimizer, &mut values, 0..saved);
-        let before = common::bits(&values);
-        let step_size = steps(kind, &mut optimizer, &mut values, saved..end);
-        let recorded = Recorded { before, after: common::bits(&values), step_size };
-        assert_eq!(recorded, kind.recorded(), "{kind:?}");
-    }
+fn the_run_has_the_bits_recorded() {
+    let kind = Kind::Fitted;
+    let (saved, end) = kind.steps();
+    let (mut values, mut optimizer) = (start(kind), optimizer(kind));
+    steps(kind, &mut optimizer, &mut values, 0..saved);
+    let before = common::bits(&values);
+    let step_size = steps(kind, &mut optimizer, &mut values, saved..end);
+    let recorded = Recorded { before, after: common::bits(&values), step_size };
+    assert_eq!(recorded, kind.recorded());
 }
 
 #[test]
 fn old_states_go_on_with_the_same_bits() {
-    for kind in [Kind::Fitted, Kind::Adaptive] {
-        let recorded = kind.recorded();
-        let (saved, end) = kind.steps();
-        for front in ["rust", "c", "candle"] {
-            let file = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
-            let tensors = kind.tensors().iter().zip(&recorded.before);
-            let mut values: Vec<Owned> =
-                tensors.map(|(tensor, bits)| from_bits(tensor.dtype, bits)).collect();
-            let mut old = optimizer(kind);
-            old.load_state(&file).unwrap();
-            assert_eq!((old.applied_steps(), old.skipped_steps()), (saved as u64 - 1, 1), "{file:?}");
-            // Saved by today's code, it is the same state.
-            let mut anew = optimizer(kind);
-            anew.load_state_from_bytes(&old.state_to_bytes().unwrap()).unwrap();
-            let mut values_anew = values.clone();
-            for (optimizer, values) in [(&mut old, &mut values), (&mut anew, &mut values_anew)] {
-                let step_size = steps(kind, optimizer, values, saved..end);
-                assert_eq!(common::bits(values), recorded.after, "{file:?}");
-                assert_eq!(step_size, recorded.step_size, "{file:?}");
-            }
+    let kind = Kind::Fitted;
+    let recorded = kind.recorded();
+    let (saved, end) = kind.steps();
+    for front in FRONTS {
+        let file = file(front, kind);
+        let tensors = kind.tensors().iter().zip(&recorded.before);
+        let mut values: Vec<Owned> = tensors.map(|(tensor, bits)| from_bits(tensor.dtype, bits)).collect();
+        let mut old = optimizer(kind);
+        old.load_state(&file).unwrap();
+        assert_eq!((old.applied_steps(), old.skipped_steps()), (saved as u64 - 1, 1), "{file:?}");
+        // Saved by today's code, it is the same state.
+        let mut anew = optimizer(kind);
+        anew.load_state_from_bytes(&old.state_to_bytes().unwrap()).unwrap();
+        let mut values_anew = values.clone();
+        for (optimizer, values) in [(&mut old, &mut values), (&mut anew, &mut values_anew)] {
+            let step_size = steps(kind, optimizer, values, saved..end);
+            assert_eq!(common::bits(values), recorded.after, "{file:?}");
+            assert_eq!(step_size, recorded.step_size, "{file:?}");
         }
     }
 }
@@ -125,52 +121,63 @@ fn old_states_go_on_with_the_same_bits() {
 /// As today's code would have saved them.
 #[test]
 fn old_states_are_those_of_the_same_steps() {
-    for kind in [Kind::Fitted, Kind::Adaptive] {
-        let mut whole = optimizer(kind);
-        steps(kind, &mut whole, &mut start(kind), 0..kind.steps().0);
-        let whole = whole.state_to_bytes().unwrap();
-        for front in ["rust", "c", "candle"] {
-            let old = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
-            let mut resumed = optimizer(kind);
-            resumed.load_state(&old).unwrap();
-            assert!(resumed.state_to_bytes().unwrap() == whole, "{old:?}");
+    let kind = Kind::Fitted;
+    let mut whole = optimizer(kind);
+    steps(kind, &mut whole, &mut start(kind), 0..kind.steps().0);
+    let whole = whole.state_to_bytes().unwrap();
+    for front in FRONTS {
+        let old = file(front, kind);
+        let mut resumed = optimizer(kind);
+        resumed.load_state(&old).unwrap();
+        assert!(resumed.state_to_bytes().unwrap() == whole, "{old:?}");
 
-            let backwards = specs(kind).into_iter().rev().collect();
-            let mut other = recorded::optimizer(&setup(kind), backwards, None).unwrap();
-            other.load_state(&old).unwrap();
-            let mut back = optimizer(kind);
-            back.load_state_from_bytes(&other.state_to_bytes().unwrap()).unwrap();
-            assert!(back.state_to_bytes().unwrap() == whole, "{old:?}");
-        }
+        let backwards = specs(kind).into_iter().rev().collect();
+        let mut other = recorded::optimizer(&setup(kind), backwards, None).unwrap();
+        other.load_state(&old).unwrap();
+        let mut back = optimizer(kind);
+        back.load_state_from_bytes(&other.state_to_bytes().unwrap()).unwrap();
+        assert!(back.state_to_bytes().unwrap() == whole, "{old:?}");
     }
+}
+
+/// Those of version 1 and the one of version 2.
+#[test]
+fn states_of_the_earlier_adaptive_rule_are_refused_by_name() {
+    for front in FRONTS.into_iter().chain(["rust-2"]) {
+        let state = std::fs::read(file(front, Kind::Adaptive)).unwrap();
+        refused(
+            &mut optimizer(Kind::Adaptive),
+            &state,
+            &["earlier release", "adaptive method", "begin anew"],
+        );
+    }
+    let error = optimizer(Kind::Adaptive).load_state(&file("rust", Kind::Adaptive)).unwrap_err().to_string();
+    assert!(error.contains("rust-adaptive.safetensors"), "{error}");
+}
+
+const FRONTS: [&str; 3] = ["rust", "c", "candle"];
+
+fn file(front: &str, kind: Kind) -> std::path::PathBuf {
+    states::folder().join(format!("{front}-{}.safetensors", kind.name()))
 }
 
 #[test]
 fn old_states_that_are_refused() {
-    let read = |kind: Kind| {
-        std::fs::read(states::folder().join(format!("rust-{}.safetensors", kind.name()))).unwrap()
-    };
+    let read = |kind: Kind| std::fs::read(file("rust", kind)).unwrap();
     let (of_fitted, of_adaptive) = (read(Kind::Fitted), read(Kind::Adaptive));
     refused(&mut optimizer(Kind::Fitted), &of_adaptive, &["by the adaptive method"]);
     refused(&mut optimizer(Kind::Adaptive), &of_fitted, &["by the fitted method"]);
-    let half = Setup {
-        kind: recorded::Kind::Adaptive { averaging: 0.5, tensorwise: true, loss_bound: 0.0 },
-        ..setup(Kind::Adaptive)
-    };
-    let mut half = recorded::optimizer(&half, specs(Kind::Adaptive), None).unwrap();
-    refused(&mut half, &of_adaptive, &["averaging 0.9", "0.5"]);
     for (from, to, part) in [
-        ("applied_steps\":\"21", "applied_steps\":\"-1", "`applied_steps`"),
+        ("applied_steps\":\"5", "applied_steps\":\"-", "`applied_steps`"),
         ("applied_steps", "applied_stage", "`applied_steps`"),
         ("\"format\":\"rfdescent", "\"format\":\"RFDescent", "format"),
         ("\"version\":\"1\"", "\"version\":\"2\"", "version 2"),
-        ("\\\"loss_rest\\\"", "\\\"loss_Rest\\\"", "`adaptive`"),
         ("\\\"shape\\\"", "\\\"Shape\\\"", "`tensors`"),
-        ("momentum.weight", "momentum.weighs", "`momentum.weight`"),
+        ("momentum.double", "momentum.doubts", "`momentum.double`"),
     ] {
-        let at = of_adaptive.windows(from.len()).position(|bytes| bytes == from.as_bytes()).unwrap();
-        let mut bytes = of_adaptive.clone();
+        let at = of_fitted.windows(from.len()).position(|bytes| bytes == from.as_bytes()).unwrap();
+        let mut bytes = of_fitted.clone();
         bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
-        refused(&mut optimizer(Kind::Adaptive), &bytes, &[part]);
+        refused(&mut optimizer(Kind::Fitted), &bytes, &[part]);
     }
 }

@@ -35,19 +35,23 @@ const FAMILIES: [Family; 5] = [
 ];
 
 fn tensor(dtype: DType, grad: DType, len: usize, group: usize) -> Tensor {
-    Tensor { dtype, grad, len, group, counts_in_norm: true, offset: 0, size: 1.0 }
+    Tensor { dtype, grad, len, group, counts_in_norm: true, offset: 0, size: 1.0, row: None }
 }
 
-/// Formats and sizes of all kinds, among them no element and one.
+fn matrix(dtype: DType, grad: DType, len: usize, group: usize, row: usize) -> Tensor {
+    Tensor { row: Some(row), ..tensor(dtype, grad, len, group) }
+}
+
+/// Formats and sizes of all kinds, among them no element and one, and a last row that is shorter.
 fn mixed() -> Vec<Tensor> {
     use DType::{BF16, F16, F32, F64};
     vec![
-        tensor(F32, F32, 33, 0),
+        matrix(F32, F32, 33, 0, 8),
         tensor(F64, F64, 7, 1),
-        tensor(BF16, F32, 40, 0),
+        matrix(BF16, F32, 40, 0, 5),
         tensor(F16, BF16, 1, 1),
         tensor(F32, F16, 0, 0),
-        tensor(F32, F64, 5, 1),
+        matrix(F32, F64, 5, 1, 1),
     ]
 }
 
@@ -59,8 +63,8 @@ fn plain(momentum: f64) -> Kind {
     fitted(Family::SquaredExponential, StepMode::Rfd, 0.0, [momentum; 2])
 }
 
-fn adaptive(averaging: f64, tensorwise: bool, loss_bound: f64) -> Kind {
-    Kind::Adaptive { averaging, tensorwise, loss_bound }
+fn adaptive(averaging: f64, loss_bound: Option<f64>) -> Kind {
+    Kind::Adaptive { averaging, loss_bound }
 }
 
 fn run(name: String, kind: Kind, tensors: Vec<Tensor>) -> Run {
@@ -101,43 +105,50 @@ fn methods() -> Vec<Run> {
         }
     }
     for averaging in [0.9, 0.0, 0.5, 0.99] {
-        for tensorwise in [true, false] {
-            for loss_bound in [0.0, -1.0, 1.6] {
-                let name = format!("adaptive/a{averaging}/t{tensorwise}/l{loss_bound}");
-                // Windows of 16 steps decide from the second on.
-                runs.push(Run {
-                    steps: 50,
-                    ..run(name, adaptive(averaging, tensorwise, loss_bound), mixed())
-                });
-            }
+        for loss_bound in [None, Some(0.0), Some(-1.0), Some(1.6)] {
+            let name = match loss_bound {
+                None => format!("adaptive/a{averaging}"),
+                Some(bound) => format!("adaptive/a{averaging}/l{bound}"),
+            };
+            // Windows of 16 steps decide from the second on.
+            runs.push(Run { steps: 50, ..run(name, adaptive(averaging, loss_bound), mixed()) });
         }
     }
-    // Trust in the model falls to its smallest value and comes back.
+    // Trust in the model falls to its smallest value and comes back; losses that count as less; no bound.
     type Losses = fn(usize) -> f64;
-    let losses: [(&str, Losses); 4] = [
+    let losses: [(&str, Losses); 7] = [
         ("rising", |step| 2.0 + step as f64 / 64.0),
         ("flat", |step| 2.0 + (step % 3) as f64 / 16.0),
         ("back", |step| if step < 80 { 2.0 + step as f64 / 32.0 } else { 8.0 - step as f64 / 32.0 }),
         ("jumping", |step| if step / 16 % 3 == 1 { 7.0 } else { 3.0 - step as f64 / 128.0 }),
+        ("spikes", |step| if step % 29 == 5 { 1e5 } else { 3.0 - step as f64 / 128.0 }),
+        ("below-0", |step| 1.0 - step as f64 / 32.0),
+        ("below-0-spikes", |step| if step % 41 == 40 { 1e5 } else { (step % 7) as f64 / 8.0 - 0.5 }),
     ];
     for (name, loss) in losses {
         for averaging in [0.9, 0.0] {
             let name = format!("adaptive/{name}/a{averaging}");
-            let mut run = Run { steps: 200, ..run(name, adaptive(averaging, true, 0.0), mixed()) };
+            let mut run = Run { steps: 200, ..run(name, adaptive(averaging, None), mixed()) };
             run.events = (0..run.steps).map(|step| (step, Event::Loss(loss(step)))).collect();
             run.events.extend([(50, Event::Reload), (101, Event::Reload)]);
             runs.push(run);
         }
     }
-    // Variances at their smallest and largest shares of the mean.
+    // Gradients of different sizes; the bound that the loss sets.
     for averaging in [0.9, 0.0] {
-        for tensorwise in [true, false] {
-            let name = format!("adaptive/uneven/a{averaging}/t{tensorwise}");
-            let mut run = Run { steps: 20, ..run(name, adaptive(averaging, tensorwise, 0.0), mixed()) };
+        for (name, loss) in [("uneven", 2.0), ("uneven-small", 1e-3)] {
+            let name = format!("adaptive/{name}/a{averaging}");
+            let mut run = Run { steps: 20, ..run(name, adaptive(averaging, None), mixed()) };
             let sizes = [1.0, 1e-3, 0.02, 5.0, 1.0, 0.3];
             run.tensors.iter_mut().zip(sizes).for_each(|(tensor, size)| tensor.size = size);
+            run.events = (0..run.steps).map(|step| (step, Event::Loss(loss))).collect();
             runs.push(run);
         }
+    }
+    // Rows of all lengths.
+    for row in [1, 2, 3, 16, 17, 64, 65, 128, 257, 600, 1024, 2049, 4096, 4099, 5000] {
+        let tensors = [DType::F32, DType::BF16, DType::F64].map(|dtype| matrix(dtype, dtype, 9000, 0, row));
+        runs.push(run(format!("adaptive/rows/{row}"), adaptive(0.9, None), tensors.to_vec()));
     }
     runs
 }
@@ -147,14 +158,18 @@ fn formats() -> Vec<Run> {
     let kinds = [
         ("plain", plain(0.0)),
         ("momentum", plain(0.9)),
-        ("adaptive", adaptive(0.9, true, 0.0)),
-        ("single", adaptive(0.0, true, 0.0)),
+        ("adaptive", adaptive(0.9, None)),
+        ("single", adaptive(0.0, None)),
     ];
     let mut runs = Vec::new();
     for dtype in DTYPES {
         for grad in DTYPES {
             for (kind_name, kind) in &kinds {
-                let tensors = [1, 4097, 300].map(|len| tensor(dtype, grad, len, 0)).to_vec();
+                let tensors = vec![
+                    tensor(dtype, grad, 1, 0),
+                    matrix(dtype, grad, 4097, 0, 241),
+                    tensor(dtype, grad, 300, 0),
+                ];
                 let name = format!("formats/{dtype}/{grad}/{kind_name}");
                 let base = run(name.clone(), kind.clone(), tensors);
                 if matches!(dtype, DType::F16 | DType::BF16) {
@@ -172,11 +187,12 @@ fn formats() -> Vec<Run> {
     runs
 }
 
-/// Tensors that several threads share, and one of more than a segment of the sum.
+/// Tensors that several threads share, of whose chunks some tell of columns, and one of more than a segment
+/// of the sum.
 fn large() -> Vec<Run> {
     let mut runs = Vec::new();
     for (kind_name, kind) in
-        [("plain", plain(0.0)), ("momentum", plain(0.9)), ("adaptive", adaptive(0.9, true, 0.0))]
+        [("plain", plain(0.0)), ("momentum", plain(0.9)), ("adaptive", adaptive(0.9, None))]
     {
         for (dtype, grad, len) in [
             (DType::F32, DType::F32, 131_073),
@@ -186,7 +202,7 @@ fn large() -> Vec<Run> {
             (DType::F32, DType::F16, 1_050_000),
         ] {
             let mut tensors = mixed();
-            tensors.push(tensor(dtype, grad, len, 1));
+            tensors.push(matrix(dtype, grad, len, 1, 500));
             let name = format!("large/{dtype}/{len}/{kind_name}");
             let mut run = Run { steps: 3, ..run(name, kind.clone(), tensors) };
             run.setup.groups[1] = GroupSetup { norm_lock: true, weight_decay: 0.1, ..GroupSetup::default() };
@@ -295,8 +311,8 @@ fn options() -> Vec<Run> {
     for (kind_name, kind) in [
         ("plain", plain(0.0)),
         ("momentum", fitted(Family::Matern52, StepMode::Rfd, 0.01, [0.9; 2])),
-        ("adaptive", adaptive(0.9, true, 0.0)),
-        ("single", adaptive(0.0, true, 0.0)),
+        ("adaptive", adaptive(0.9, None)),
+        ("single", adaptive(0.0, None)),
     ] {
         for (change_name, change) in &changes {
             if *change_name == "split" && matches!(kind, Kind::Adaptive { .. }) {
@@ -308,7 +324,7 @@ fn options() -> Vec<Run> {
         }
     }
     runs.push(run("options/no-tensors/plain".into(), plain(0.0), Vec::new()));
-    runs.push(run("options/no-tensors/adaptive".into(), adaptive(0.9, true, 0.0), Vec::new()));
+    runs.push(run("options/no-tensors/adaptive".into(), adaptive(0.9, None), Vec::new()));
     runs
 }
 
@@ -358,10 +374,10 @@ fn drawn(index: u64) -> Run {
         }
     } else {
         let averaging = draws.of(&[0.9, 0.0, 0.7]);
-        adaptive(averaging, draws.chance(0.7), draws.of(&[0.0, 0.0, -3.0, 2.2]))
+        adaptive(averaging, draws.of(&[None, None, Some(0.0), Some(-3.0), Some(2.2)]))
     };
     let tensors: Vec<Tensor> = (0..1 + draws.below(6))
-        .map(|_| Tensor {
+        .map(|k| Tensor {
             dtype: draws.of(&DTYPES),
             grad: draws.of(&DTYPES),
             len: draws.of(&[0, 1, 2, 17, 256, 1023, 4096, 9000]),
@@ -369,7 +385,10 @@ fn drawn(index: u64) -> Run {
             counts_in_norm: draws.chance(0.85),
             offset: if draws.chance(0.2) { draws.below(1 << 40) as u64 } else { 0 },
             size: 1.0,
+            row: [None, Some(1), Some(9), Some(300)][(k + index as usize) % 4],
         })
+        // No row is longer than its tensor.
+        .map(|t| Tensor { row: t.row.map(|row| row.min(t.len.max(1))), ..t })
         .collect();
     let mut run = run(format!("drawn/{index}"), kind, tensors);
     run.steps = 8 + draws.below(5);

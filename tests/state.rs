@@ -106,29 +106,35 @@ fn what_is_stored_has_names() {
     let header = header(&state);
     assert_eq!(
         (&header["version"], &header["method"], &header["settings"]),
-        (&json!(2), &json!("adaptive"), &json!({"averaging": 0.9}))
+        (&json!(2), &json!("adaptive"), &json!({"averaging": 0.9, "rule": 2.0}))
     );
     assert_eq!(header["applied_steps"].as_u64().unwrap() + header["skipped_steps"].as_u64().unwrap(), 40);
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!(
         keys(&header["history"]),
-        "factor last loss loss_rest promised promised_before squares squares_before steps sum sum_before windows"
+        "below cut high last loss loss_rest promised promised_before squares squares_before steps sum sum_before trust \
+         windows"
     );
     let tensor = &header["tensors"][1];
-    assert_eq!(keys(tensor), "dtype history master name shape velocity");
-    assert_eq!(keys(&tensor["history"]), "average_rest squares squares_rest");
+    assert_eq!(keys(tensor), "dtype history master name rows shape velocity");
+    assert_eq!((&header["tensors"][0]["rows"], &tensor["rows"]), (&json!([2, 2]), &json!([5, 0])));
+    assert_eq!(keys(&tensor["history"]), "average_rest column_mean length squares squares_rest turn");
     assert_eq!((&tensor["name"], &tensor["dtype"]), (&json!("0.bias"), &json!("f64")));
-    let expected = ["master.1.bias", "master.1.weight"].into_iter().map(String::from);
-    let velocities = NAMES.iter().map(|name| format!("velocity.{name}"));
-    assert!(buffers(&state).into_keys().eq(expected.chain({
-        let mut sorted: Vec<String> = velocities.collect();
-        sorted.sort();
-        sorted
-    })));
+    let of_each = |kind: &str| NAMES.map(|name| format!("{kind}.{name}"));
+    let mut expected = [of_each("velocity"), of_each("variances")].concat();
+    expected.extend(["master.1.bias", "master.1.weight"].map(String::from));
+    expected.sort();
+    assert!(buffers(&state).into_keys().eq(expected));
+    let lens: Vec<usize> = of_each("variances").iter().map(|name| buffers(&state)[name].len() / 8).collect();
+    assert_eq!(lens, [2 + 3, 1, 2 + 2, 1], "columns and rows");
 
     let header = self::header(&trained(fitted()).0.state_to_bytes().unwrap());
     assert_eq!((&header["method"], &header["settings"]), (&json!("fitted"), &json!({})));
-    assert_eq!((&header["history"], &header["tensors"][0]["history"]), (&Value::Null, &Value::Null));
+    let tensor = &header["tensors"][0];
+    assert_eq!(
+        (&header["history"], &tensor["history"], &tensor["rows"]),
+        (&Value::Null, &Value::Null, &Value::Null)
+    );
 }
 
 #[test]
@@ -197,21 +203,74 @@ fn damaged_headers() {
     check(&["damaged", "squares_rest"], &|header| {
         header["tensors"][3]["history"].as_object_mut().unwrap().remove("squares_rest");
     });
-    check(&["holds 6 buffers", "promises 5"], &|header| header["tensors"][0]["velocity"] = json!(false));
-    // A setting that is not stored is taken as it is.
-    let without = edited(&state, |header| header["settings"] = json!({}));
-    optimizer.load_state_from_bytes(&without).unwrap();
-    assert!(optimizer.state_to_bytes().unwrap() == state);
+    check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["length"] = json!(0.0));
+    // Not even a tensor that has had no gradient lacks its length scale after the first step.
+    check(&["`history`", "domain"], &|header| {
+        header["tensors"][3]["history"]["length"] = json!(0.0);
+        header["tensors"][3]["history"]["squares_rest"] = json!(1.0);
+    });
+    check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["turn"] = json!(2.0));
+    check(&["`history`", "domain"], &|header| header["history"]["trust"] = json!(5.0));
+    check(&["`1.weight`", "rows of 4", "rows of 2"], &|header| header["tensors"][2]["rows"] = json!([4, 4]));
+    check(&["`1.weight`", "rows of 2", "columns"], &|header| header["tensors"][2]["rows"] = json!([2, 0]));
+    check(&["holds 10 buffers", "promises 9"], &|header| header["tensors"][0]["velocity"] = json!(false));
+    // The first rule had no number.
+    check(&["earlier release", "`rule`"], &|header| header["settings"] = json!({"averaging": 0.9}));
+    check(&["rule 3", "has 2"], &|header| header["settings"]["rule"] = json!(3.0));
     let other =
         safetensors::serialize(Vec::<(String, safetensors::tensor::TensorView)>::new(), None).unwrap();
     refused(&mut optimizer, &other, &["not saved by this library"]);
 }
 
 #[test]
+fn damaged_variances() {
+    let state = trained(adaptive()).0.state_to_bytes().unwrap();
+    let mut optimizer = fresh(adaptive(), GIVEN);
+    let stored = safetensors::SafeTensors::deserialize(&state).unwrap();
+    let metadata = || [(KEY.to_string(), header(&state).to_string())].into_iter().collect();
+    let mut check = |parts: &[&str], edit: &dyn Fn(&mut Vec<f64>)| {
+        let of_tensor = "variances.0.weight";
+        let mut numbers: Vec<f64> = (stored.tensor(of_tensor).unwrap().data().as_chunks::<8>().0.iter())
+            .map(|bytes| f64::from_le_bytes(*bytes))
+            .collect();
+        edit(&mut numbers);
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F64, vec![numbers.len()], &bytes);
+        let mut tensors = stored.tensors();
+        tensors.iter_mut().find(|(name, _)| name == of_tensor).unwrap().1 = view.unwrap();
+        refused(&mut optimizer, &safetensors::serialize(tensors, Some(metadata())).unwrap(), parts);
+    };
+    check(&["`variances.0.weight`", "place 3"], &|numbers| numbers[3] = -1e-300);
+    check(&["`variances.0.weight`", "place 0"], &|numbers| numbers[0] = f64::NAN);
+    check(&["`variances.0.weight`", "place 4"], &|numbers| numbers[4] = f64::INFINITY);
+    check(&["`variances.0.weight`", "[4]", "[5]"], &|numbers| numbers.truncate(4));
+    let without = stored.tensors().into_iter().filter(|(name, _)| name != "variances.1.bias");
+    let without = safetensors::serialize(without.collect::<Vec<_>>(), Some(metadata())).unwrap();
+    refused(&mut optimizer, &without, &["holds 9 buffers", "promises 10"]);
+    let renamed =
+        stored.tensors().into_iter().map(|(name, view)| (name.replace("variances.1", "variance.1"), view));
+    let renamed = safetensors::serialize(renamed.collect::<Vec<_>>(), Some(metadata())).unwrap();
+    refused(&mut optimizer, &renamed, &["lacks `variances.1.weight`"]);
+}
+
+/// Averages of rows and columns are worth nothing to others, though there may be as many.
+#[test]
+fn a_state_of_other_rows_is_refused() {
+    let make = |row| {
+        let spec = TensorSpec { row, ..TensorSpec::new("w", &[4, 6], DType::F32) };
+        Optimizer::new(Adaptive::default(), Options::default(), vec![spec]).unwrap()
+    };
+    let state = make(None).state_to_bytes().unwrap();
+    refused(&mut make(Some(4)), &state, &["`w`", "rows of 6", "rows of 4"]);
+    make(Some(6)).load_state_from_bytes(&state).unwrap();
+}
+
+#[test]
 fn averages_below_the_bound_of_the_loss_are_refused() {
     let make = |loss_bound| {
         let (_, options) = adaptive();
-        Optimizer::new(Adaptive { loss_bound, ..Adaptive::default() }, options, specs()).unwrap()
+        let adaptive = Adaptive { loss_bound: Some(loss_bound), ..Adaptive::default() };
+        Optimizer::new(adaptive, options, specs()).unwrap()
     };
     let after = |loss: f64, loss_bound: f64| {
         let (mut optimizer, mut values) = (make(loss_bound), values(1));

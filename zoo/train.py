@@ -1,68 +1,61 @@
-"""One training run: a network, a method, a seed."""
+"""One training run: a task, a method, a seed."""
 
-import dataclasses
 import math
+import time
 
 import torch
-from data import Data
-from methods import METHODS
-from networks import TASKS, Task
+from methods import make
+from task import Problem
+from tasks import TASKS
 from torch import nn
-from torch.nn import functional
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    task: Task
-    data: Data
-    seed: int
+def train(task_name: str, method: str, rate: str, seed: int) -> dict[str, float]:
+    """Runs a task to its end, or until a loss is not finite.
 
-    def training_data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = self.data.labels[self.task.noisy_labels]
-        return self.data.images[: self.task.images], labels[: self.task.images]
-
-    def validation_loss(self, network: nn.Module) -> float:
-        """Mean cross entropy over the validation images, in evaluation mode."""
-        images, labels = self.data.validation_images, self.data.validation_labels[self.task.noisy_labels]
-        network.eval()
-        with torch.no_grad():
-            total = sum(
-                functional.cross_entropy(network(x), y, reduction="sum").item()
-                for x, y in zip(images.split(1000), labels.split(1000))
-            )
-        network.train()
-        return total / len(images)
-
-
-def train(data: Data, network_name: str, method: str, seed: int, epochs: int) -> list[float]:
-    """Validation losses before training and after each epoch; infinite from where a loss is not finite."""
-    run = Run(TASKS[network_name], data, seed)
-    images, labels = run.training_data()
+    Gives the mean training loss of the last tenth of the steps, the smallest validation loss at a checkpoint,
+    the last one (infinite once a loss was not finite), whether it diverged (the last validation loss is not
+    finite or more than twice the one before training), and seconds of one core.
+    """
+    task = TASKS[task_name]
     torch.manual_seed(seed)
-    network = run.task.build()
-    optimizer = METHODS[method](network, run)
-    order = torch.Generator().manual_seed(seed + 5)
-    losses = [run.validation_loss(network)]
-    for _ in range(epochs):
+    began = time.process_time()
+    problem = task.start(seed)
+    first = validation_loss(problem)
+    optimizer = make(method, rate, problem.network)
+    given_loss = method in ("adaptive", "prototype")
+    training, validation = [], []
+    for step in range(1, task.steps + 1):
         switch(optimizer, "train")
-        batches = [b for b in torch.randperm(len(images), generator=order).split(run.task.batch_size)]
-        batches = [b for b in batches if len(b) == run.task.batch_size]
-        for batch in batches:
-            loss = functional.cross_entropy(network(images[batch]), labels[batch])
-            if not math.isfinite(loss.item()):
-                return losses + [math.inf] * (epochs + 1 - len(losses))
-            optimizer.zero_grad()
-            loss.backward()
-            if method in ("rfd", "adaptive"):
-                optimizer.step(loss=loss)
-            else:
-                optimizer.step()
-        if switch(optimizer, "eval"):
-            with torch.no_grad():  # batch norm's statistics are of other parameters
-                for batch in batches[:20]:
-                    network(images[batch])
-        losses.append(run.validation_loss(network))
-    return losses
+        loss = problem.loss()
+        training.append(loss.item())
+        if not math.isfinite(training[-1]):
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step(loss=loss) if given_loss else optimizer.step()
+        if step * task.checkpoints // task.steps > (step - 1) * task.checkpoints // task.steps:
+            if switch(optimizer, "eval"):
+                estimate_statistics(problem)
+            validation.append(validation_loss(problem))
+    ended = len(training) == task.steps and all(map(math.isfinite, training + validation))
+    last = validation[-1] if ended else math.inf
+    tail = training[-max(1, task.steps // 10) :]
+    return {
+        "training_loss": sum(tail) / len(tail) if ended else math.inf,
+        "smallest": min([x for x in validation if math.isfinite(x)], default=math.inf),
+        "last": last,
+        "diverged": int(not ended or last - task.floor > 2 * (first - task.floor)),
+        "seconds": time.process_time() - began,
+    }
+
+
+def validation_loss(problem: Problem) -> float:
+    problem.network.eval()
+    with torch.no_grad():
+        loss = problem.validate()
+    problem.network.train()
+    return loss
 
 
 def switch(optimizer: torch.optim.Optimizer, mode: str) -> bool:
@@ -71,3 +64,11 @@ def switch(optimizer: torch.optim.Optimizer, mode: str) -> bool:
     if change:
         change()
     return change is not None
+
+
+def estimate_statistics(problem: Problem) -> None:
+    """Batch norm's statistics are of the parameters trained with, not of the averaged ones."""
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.network.modules()):
+        with torch.no_grad():
+            for _ in range(20):
+                problem.loss()

@@ -5,6 +5,8 @@ is built, so that importing parses nothing and users need no compiler.
 """
 
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,11 +16,24 @@ from pathlib import Path
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+# The sources of the library: a source distribution has them beside this file.
+ROOT = HERE / "library" if (HERE / "library").is_dir() else HERE.parent.parent
 if not (ROOT / "include/rfdescent.h").is_file():
-    sys.exit("the package is built inside the rfdescent repository, which has the library that it carries")
+    sys.exit(
+        "the library that the package carries is missing: build it inside the rfdescent repository, or from "
+        "a source distribution"
+    )
+# All that cargo reads, members of the workspace that are not built among it.
+SOURCES = (
+    *("Cargo.toml", "Cargo.lock", "README.md", "build.rs", "src", "kernels", "include", "benches", "capi"),
+    *("cli/Cargo.toml", "cli/src", "adapters/candle/Cargo.toml", "adapters/candle/README.md"),
+    *("adapters/candle/src", "adapters/candle/benches"),
+)
+# The version of glibc that a wheel is to run with, such as 2.28; this machine's if empty.
+GLIBC = os.environ.get("RFDESCENT_GLIBC", "")
 
 
 def version() -> str:
@@ -30,7 +45,11 @@ def build_library() -> Path:
     """The shared library, compiled with the default features, CUDA's among them."""
     if shutil.which("cargo") is None:
         sys.exit("cargo is missing: install Rust 1.91 or newer (https://rustup.rs), then run this again")
-    command = ["cargo", "build", "-p", "rfdescent-capi", "--lib", "--release", "--locked"]
+    command = ["cargo", "build"]
+    if GLIBC:
+        # cargo-zigbuild links with the glibc that it is told.
+        command = ["cargo", "zigbuild", "--target", f"{platform.machine()}-unknown-linux-gnu.{GLIBC}"]
+    command += ["-p", "rfdescent-capi", "--lib", "--release", "--locked"]
     command.append("--message-format=json-render-diagnostics")
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -81,7 +100,24 @@ class BdistWheel(bdist_wheel):
     """Any Python 3, this platform: the library does not know of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", super().get_tag()[2])
+        system = super().get_tag()[2]
+        if GLIBC:
+            system = f"manylinux_{GLIBC.replace('.', '_')}_{platform.machine()}"
+        return ("py3", "none", system)
+
+
+class Sdist(sdist):
+    """Adds the sources of the library."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        for name in SOURCES:
+            source, copy = ROOT / name, Path(base_dir) / "library" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, copy)
+            elif source.is_file():
+                shutil.copy2(source, copy)
 
 
 class BinaryDistribution(Distribution):
@@ -92,5 +128,5 @@ class BinaryDistribution(Distribution):
 setup(
     version=version(),
     distclass=BinaryDistribution,
-    cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel},
+    cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel, "sdist": Sdist},
 )

@@ -117,11 +117,10 @@ impl Outputs {
 /// norms of their gradients, and batch sizes, of which there must be at least two different ones. Set
 /// `result->size` before the call.
 ///
-/// `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0; on success
-/// `*warnings` is a new buffer with a line for each warning, empty for none, to be freed with
-/// rfd_buffer_destroy:
-/// samples that look foreign to the others, by their place from 0, with how far from these they are and what
-/// the fit is without them; losses of two populations; heavy tails.
+/// `flags` is RFD_FIT_ROBUST or 0. `warnings` may be null, no other pointer unless `count` is 0. On success
+/// `*warnings` is a new buffer, to be freed with rfd_buffer_destroy, with a line for each warning, empty for
+/// none. Warnings are about samples that look foreign to the others (by their place from 0, with how far from
+/// these they are and what the fit is without them), losses of two populations, and heavy tails.
 ///
 /// Any thread. RFD_ERROR_INVALID_ARGUMENT names the sample that is outside its domain, RFD_ERROR_ESTIMATION
 /// says which samples are missing, or that foreign ones prevent a fit.

@@ -156,15 +156,15 @@ pub(super) unsafe trait Versioned: Copy {
     const DEFAULT: Self;
 }
 
-/// Makes a struct [`Versioned`] that no release has changed so far: all fields are 0 or null by default but
-/// those given.
+/// Makes a struct [`Versioned`]: all fields are 0 or null by default but those given. Behind them stands the
+/// first field that each later release has added, if any.
 macro_rules! versioned {
-    ($name:ident { $($field:ident: $value:expr),* }) => {
+    ($name:ident { $($field:ident: $value:expr),* } $(then $added:ident)*) => {
         // SAFETY: repr(C), a usize first, numbers and raw pointers only: see the struct, which cbindgen shows
         // to C.
         unsafe impl Versioned for $name {
             const NAME: &'static str = stringify!($name);
-            const SIZES: &'static [usize] = &[size_of::<Self>()];
+            const SIZES: &'static [usize] = &[$(std::mem::offset_of!(Self, $added),)* size_of::<Self>()];
             const DEFAULT: Self = {
                 // SAFETY: every bit pattern is a valid value, as said above.
                 let zeroed: Self = unsafe { std::mem::zeroed() };

@@ -69,7 +69,18 @@ fn a_small_run_ends_well_and_writes_its_files() {
     let header: Vec<String> = steps.headers().unwrap().iter().map(str::to_owned).collect();
     assert_eq!(
         header,
-        ["step", "epoch", "loss", "grad_norm", "theta", "step_size", "learning_rate", "skipped"]
+        [
+            "step",
+            "epoch",
+            "loss",
+            "grad_norm",
+            "theta",
+            "step_size",
+            "learning_rate",
+            "trust",
+            "limit",
+            "skipped"
+        ]
     );
     assert_eq!(steps.records().count(), 6);
     assert_eq!(csv::Reader::from_path(output.join("epochs.csv")).unwrap().records().count(), 1);
@@ -177,9 +188,13 @@ fn the_adaptive_method_trains_without_a_fit_and_leaves_no_model_of_an_earlier_ru
     let mut steps = csv::Reader::from_path(output.join("run.csv")).unwrap();
     let rows: Vec<csv::StringRecord> = steps.records().map(Result::unwrap).collect();
     assert_eq!(rows.len(), 6);
-    // No Θ; a gradient norm, a step size and a learning rate.
+    // No Θ; a gradient norm, a step size, a learning rate and trust, and what limited the step.
     assert!(rows.iter().all(|row| row[4].is_empty()));
-    assert!(rows.iter().all(|row| [3, 5, 6].iter().all(|&k| row[k].parse::<f64>().unwrap() > 0.0)));
+    assert!(rows.iter().all(|row| [3, 5, 6, 7].iter().all(|&k| row[k].parse::<f64>().unwrap() > 0.0)));
+    assert!(rows.iter().all(|row| ["rate", "loss"].contains(&&row[8])), "{rows:?}");
+    let methods = &report["seeds"][0]["methods"];
+    assert!(methods[0]["epochs"][0]["trust"].as_f64().unwrap() > 0.0);
+    assert!(methods[1]["epochs"][0]["trust"].is_null());
     assert!(!output.join("model.json").exists());
     assert!(output.join("parameters.safetensors").exists());
     assert!(output.join("samples.csv").exists(), "samples outlive every run");

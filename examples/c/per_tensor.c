@@ -47,7 +47,8 @@ static int check(rfd_status status, const char *what) {
     return -1;
 }
 
-static int adapter_add(adapter_t *adapter, const char *name, float *W, size_t length) {
+/* The weights of one output lie beside each other, `row` of them; 0 for a tensor that is no matrix. */
+static int adapter_add(adapter_t *adapter, const char *name, float *W, size_t length, size_t row) {
     size_t k = adapter->count;
     if (k == ADAPTER_TENSORS) {
         fprintf(stderr, "more than %d tensors: raise ADAPTER_TENSORS\n", ADAPTER_TENSORS);
@@ -59,7 +60,8 @@ static int adapter_add(adapter_t *adapter, const char *name, float *W, size_t le
                                           .name = adapter->names[k],
                                           .shape = &adapter->lengths[k],
                                           .rank = 1,
-                                          .dtype = RFD_DTYPE_F32};
+                                          .dtype = RFD_DTYPE_F32,
+                                          .row = row};
     adapter->params[k] =
         (rfd_tensor){.size = sizeof adapter->params[k], .data = W, .count = length, .dtype = RFD_DTYPE_F32};
     adapter->count++;
@@ -118,7 +120,8 @@ static int train(network_t *network, const data_t *training, const data_t *valid
     int failed = 0;
     for (int k = 0; k < NETWORK_TENSORS && !failed; k++) {
         const network_tensor_t *tensor = &network->tensors[k];
-        failed = adapter_add(&adapter, tensor->name, network->parameters + tensor->offset, tensor->count);
+        size_t row = tensor->rank == 2 ? (size_t)tensor->shape[1] : 0;
+        failed = adapter_add(&adapter, tensor->name, network->parameters + tensor->offset, tensor->count, row);
     }
     failed = failed || adapter_start(&adapter);
     random_t random = {1};

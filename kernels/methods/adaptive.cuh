@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../observation.cuh"
+#include "../rows.cuh"
 
 struct Adaptive {
     template <Kind KIND>
@@ -20,6 +21,23 @@ struct Adaptive {
 
     static __device__ __forceinline__ double averaging(const RfdStep& step) { return step.adaptive.averaging; }
 
+    static __device__ __forceinline__ bool has_rows(const RfdStep&) { return true; }
+
+    // Those of a tensor in the step after so many.
+    static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t applied)
+    {
+        const RfdAdaptive& adaptive = launch.step.adaptive;
+        const RfdTensorHistory& before = tensors_of(history_after(launch.step, applied))[k];
+        const RfdTensor& tensor = launch.tensors[k];
+        const double seen = 1.0 - before.squares_rest;
+        const double mean = seen > 0.0 ? before.squares / seen / static_cast<double>(tensor.len) : 0.0;
+        Variances variances(tensor, before.turn != 0.0);
+        variances.decay = adaptive.variance_decay;
+        variances.weight = 1.0 - before.squares_rest * adaptive.variance_decay;
+        variances.floor = adaptive.variance_floor * mean;
+        return variances;
+    }
+
     // By all threads.
     template <Kind KIND>
     RFD_SHARED_CODE static void decide(const Launch launch, DecisionScratch<KIND>& scratch, const Totals totals)
@@ -28,39 +46,23 @@ struct Adaptive {
         const RfdAdaptive& adaptive = step.adaptive;
         const RfdTensor* tensors = launch.tensors;
         Decision& decision = scratch.decision;
-        const auto counts = [&](uint32_t k) {
-            return tensors[k].flags & RFD_TENSOR_COUNTS && launch.chunks_of(k) > 0;
-        };
-        double squares = 0.0, elements = 0.0;
+        double squared = 0.0, unused = 0.0;
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
-            if (counts(k)) {
-                squares += mean_square(observed(launch, decision, k));
-                elements += static_cast<double>(tensors[k].len);
-            }
-        }
-        fold_by_block(scratch.euclidean, scratch.sigma, squares, elements);
-        const double mean = squares / elements;
-        double averaged = 0.0, single = 0.0;
-        for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
-            if (counts(k)) {
+            if (tensors[k].flags & RFD_TENSOR_COUNTS && launch.chunks_of(k) > 0) {
                 const RfdTensorHistory tensor = observed(launch, decision, k);
-                const double factor = launch.group(tensors[k].group).length_scale_factor;
-                const double weight =
-                    factor * factor * geometry(adaptive, tensor, static_cast<double>(tensors[k].len), mean);
-                const double average = average_scale(adaptive, tensor);
-                const double direction = adaptive.averaging > 0.0 ? __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + k)
-                                                                  : unscaled_squares(step, decision, k);
-                averaged += weight * (direction * (average * average));
-                single += weight * mean_square(tensor);
+                const RfdGroup& group = launch.group(tensors[k].group);
+                const double average = (1.0 - adaptive.averaging) / (1.0 - tensor.average_rest);
+                const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + k);
+                squared += group.multiplier * (group.length_scale_factor * group.length_scale_factor) *
+                           (length_of_average(adaptive, tensor) * average * direction);
             }
         }
-        fold_by_block(scratch.euclidean, scratch.sigma, averaged, single);
+        fold_by_block(scratch.euclidean, scratch.sigma, squared, unused);
         if (threadIdx.x == 0) {
             const double unit = power_of_two(totals.exponent), grad_scale = grad_scale_of(step);
             decision.grad_norm = sqrt(totals.euclidean) * unit / grad_scale;
             decision.sigma_norm = sqrt(totals.sigma) * unit / grad_scale;
-            decision.mean_variance = mean;
-            conclude<KIND>(launch, scratch, totals, averaged, single);
+            conclude<KIND>(launch, scratch, totals, squared);
         }
         __syncthreads();
         bool fits = true;
@@ -71,20 +73,41 @@ struct Adaptive {
         refuse_unless(fits, decision);
         if (threadIdx.x == 0 && decision.outcome == RFD_OUTCOME_APPLIED) {
             // That of the averaged gradient; of a skipped step that of the gradient.
-            decision.sigma_norm = sqrt(averaged);
+            decision.sigma_norm = sqrt(squared);
         }
     }
 
-    // What a tensor's velocity is multiplied with beside what all tensors share. After decide.
+    // What a tensor's velocity is multiplied with beside what all tensors share, and what rows and columns
+    // are. After decide.
     RFD_SHARED_CODE static double scale(const Launch launch, const Decision& decision, uint32_t k)
     {
-        if (launch.chunks_of(k) == 0) {
-            return 0.0;
+        return launch.chunks_of(k) > 0 ? length_of_average(launch.step.adaptive, observed(launch, decision, k)) : 0.0;
+    }
+
+    // Writes averages and scales of up to RFD_THREADS columns. By all threads, after decide.
+    RFD_SHARED_CODE static void fold_columns(const Launch launch, const Decision& decision, uint32_t k,
+                                             const Variances variances, uint64_t slice)
+    {
+        const uint64_t column = slice * RFD_THREADS + threadIdx.x;
+        if (column >= variances.columns) {
+            return;
         }
-        const RfdAdaptive& adaptive = launch.step.adaptive;
-        const RfdTensorHistory tensor = observed(launch, decision, k);
-        const double len = static_cast<double>(launch.tensors[k].len);
-        return geometry(adaptive, tensor, len, decision.mean_variance) * average_scale(adaptive, tensor);
+        const RfdTensor& tensor = launch.tensors[k];
+        const uint64_t chunks = launch.chunks_of(k);
+        const Sample sample(chunks, decision.applied);
+        double sum = 0.0;
+        for (uint64_t chunk = sample.first; chunk < chunks; chunk += sample.stride) {
+            sum += __ldcg(variances.column_sums(sample.place(chunk)) + column);
+        }
+        const uint64_t height = sampled_elements(tensor, chunks, sample) / tensor.row;
+        const double rows = static_cast<double>(height > 0 ? height : 1);
+        const double average = variances.next(__ldg(variances.columns_before() + column),
+                                              sum * decision.unscale * decision.unscale / rows);
+        const double mean = next_column_mean(launch, decision, k);
+        const double floor = launch.step.adaptive.variance_floor * mean;
+        variances.columns_after()[column] = average;
+        variances.scales_after()[column] =
+            mean > 0.0 ? static_cast<float>(sqrt(mean / (average + floor))) : 1.0f;
     }
 
     // Writes what is remembered after an applied step, to where no block reads during this one. By one block.
@@ -94,10 +117,32 @@ struct Adaptive {
         const Decision& decision = scratch.decision;
         RfdHistory* next = history_after(launch.step, decision.applied + 1);
         for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
-            tensors_of(next)[k] = observed(launch, decision, k);
+            RfdTensorHistory tensor = observed(launch, decision, k);
+            if (launch.chunks_of(k) > 0) {
+                tensor.column_mean = next_column_mean(launch, decision, k);
+            }
+            tensors_of(next)[k] = tensor;
         }
         if (threadIdx.x == 0) {
             *next = static_cast<const Scratch<KIND>&>(scratch).history;
+        }
+    }
+
+    // Takes the length scales of tensors from the sums of squares of their parameters; before the first step,
+    // where `history` is that of the first tensor. By one block.
+    static __device__ __forceinline__ void measure(const Launch& launch)
+    {
+        const RfdStep& step = launch.step;
+        const RfdAdaptive& adaptive = step.adaptive;
+        for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
+            const RfdTensor& tensor = launch.tensors[k];
+            const double squares = launch.chunks_of(k) > 0 ? __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) : 0.0;
+            double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
+            // Sizes that are not finite would never do.
+            size = size > adaptive.smallest_size && is_finite(size) ? size : adaptive.smallest_size;
+            reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length =
+                tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * size)
+                                                 : adaptive.vector_length;
         }
     }
 
@@ -120,42 +165,99 @@ private:
         return __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) * decision.unscale * decision.unscale;
     }
 
-    // What will be remembered of a tensor after the step.
+    static __device__ __forceinline__ double averaged(const RfdAdaptive& adaptive, double before, double now)
+    {
+        return adaptive.variance_decay * before + (1.0 - adaptive.variance_decay) * now;
+    }
+
+    // What will be remembered of a tensor after the step, but for its columns.
     static __device__ __forceinline__ RfdTensorHistory observed(const Launch& launch, const Decision& decision,
                                                                 uint32_t k)
     {
         const RfdStep& step = launch.step;
         RfdTensorHistory tensor = tensors_of(history_after(step, decision.applied))[k];
         if (launch.chunks_of(k) > 0) {
-            const double decay = step.adaptive.variance_decay;
-            tensor.squares = decay * tensor.squares + (1.0 - decay) * unscaled_squares(step, decision, k);
-            tensor.squares_rest *= decay;
+            tensor.squares = averaged(step.adaptive, tensor.squares, unscaled_squares(step, decision, k));
+            tensor.squares_rest *= step.adaptive.variance_decay;
             tensor.average_rest *= step.adaptive.averaging;
+            tensor.turn = 1.0 - tensor.turn;
         }
         return tensor;
     }
 
-    // The average of ‖g_k‖².
-    static __device__ __forceinline__ double mean_square(const RfdTensorHistory& tensor)
+    // Elements that tell of columns.
+    static __device__ __forceinline__ uint64_t sampled_elements(const RfdTensor& tensor, uint64_t chunks,
+                                                                const Sample& sample)
     {
-        return tensor.squares / (1.0 - tensor.squares_rest);
+        const uint64_t size = chunk_size(tensor.row), sampled = (chunks - sample.first - 1) / sample.stride + 1;
+        const uint64_t last = tensor.len - (chunks - 1) * size;
+        return sampled * size - (sample.has(chunks - 1) ? size - last : 0);
     }
 
-    // What makes minus the velocity the averaged gradient.
-    static __device__ __forceinline__ double average_scale(const RfdAdaptive& adaptive, const RfdTensorHistory& tensor)
+    // The average over them, of a tensor that takes part in the step.
+    static __device__ __forceinline__ double next_column_mean(const Launch& launch, const Decision& decision,
+                                                              uint32_t k)
     {
-        return (1.0 - adaptive.averaging) / (1.0 - tensor.average_rest);
-    }
-
-    // Σ_k of a tensor of so many elements, from the mean variance.
-    static __device__ __forceinline__ double geometry(const RfdAdaptive& adaptive, const RfdTensorHistory& tensor,
-                                                      double len, double mean)
-    {
-        if (adaptive.tensorwise == 0) {
-            return 1.0;
+        const RfdStep& step = launch.step;
+        const RfdTensor& tensor = launch.tensors[k];
+        double sampled = 0.0;
+        if (tensor.flags & RFD_TENSOR_COLUMNS) {
+            const uint64_t chunks = launch.chunks_of(k);
+            const Sample sample(chunks, decision.applied);
+            double total = 0.0;
+            for (uint64_t chunk = sample.first; chunk < chunks; chunk += sample.stride) {
+                // The sum of a tensor's only chunk is the tensor's.
+                total += __ldcg(chunks == 1 ? tensor_sums(step, RFD_SUM_SQUARES) + k
+                                            : chunk_sums(step, RFD_SUM_SQUARES) + tensor.first_chunk + chunk);
+            }
+            sampled = total * decision.unscale * decision.unscale /
+                      static_cast<double>(sampled_elements(tensor, chunks, sample));
         }
-        const double variance = fmax(mean_square(tensor) / len, adaptive.smallest_variance * mean);
-        return sqrt(mean / fmin(variance, adaptive.largest_variance * mean));
+        return averaged(step.adaptive, tensors_of(history_after(step, decision.applied))[k].column_mean, sampled);
+    }
+
+    // What makes minus the velocity the averaged gradient, in length scales.
+    static __device__ __forceinline__ double length_of_average(const RfdAdaptive& adaptive,
+                                                               const RfdTensorHistory& tensor)
+    {
+        return tensor.length * ((1.0 - adaptive.averaging) / (1.0 - tensor.average_rest));
+    }
+
+    // Whether there is a bound below all losses, so far as is known, and which.
+    static __device__ __forceinline__ bool has_floor(const RfdAdaptive& adaptive, const RfdHistory& history)
+    {
+        return is_finite(adaptive.loss_bound) || history.below == 0.0;
+    }
+
+    static __device__ __forceinline__ double floor_of(const RfdAdaptive& adaptive)
+    {
+        return is_finite(adaptive.loss_bound) ? adaptive.loss_bound : 0.0;
+    }
+
+    // The standard deviation of a single loss in the last complete window.
+    static __device__ __forceinline__ double deviation(const RfdAdaptive& adaptive, const RfdHistory& history)
+    {
+        return sqrt(history.squares_before / (2.0 * adaptive.window));
+    }
+
+    // What the next loss counts as at most.
+    static __device__ __forceinline__ double most(const RfdAdaptive& adaptive, const RfdHistory& before,
+                                                  uint64_t applied)
+    {
+        if (static_cast<double>(applied) < adaptive.settled) {
+            return RFD_F64_INFINITY;
+        }
+        const double average = before.loss / (1.0 - before.loss_rest);
+        if (has_floor(adaptive, before)) {
+            const double floor = floor_of(adaptive);
+            return average > floor ? average + adaptive.loss_growth * (average - floor) : RFD_F64_INFINITY;
+        }
+        return before.windows > 0.0 ? average + adaptive.noise_growth * deviation(adaptive, before) : RFD_F64_INFINITY;
+    }
+
+    static __device__ __forceinline__ double bounded(const RfdAdaptive& adaptive, double trust)
+    {
+        return fmin(fmax(trust, adaptive.smallest_trust), adaptive.largest_trust);
     }
 
     // What the trust is multiplied with after two complete windows.
@@ -165,31 +267,53 @@ private:
         const double mean = (history.promised_before + history.promised) / 2.0;
         const double promise = adaptive.share * (adaptive.window * mean);
         const double noise = sqrt((history.squares_before + history.squares) / 2.0);
+        if (promise == 0.0) {
+            return 1.0;
+        }
         if (fall < promise - noise) {
             return adaptive.after_less;
         }
-        return fall > promise ? adaptive.after_more : 1.0;
+        if (fall > promise) {
+            return adaptive.after_more;
+        }
+        return 1.0;
     }
 
     // What will be remembered of all tensors together, but for what the step promises.
-    static __device__ __forceinline__ RfdHistory observed(const RfdAdaptive& adaptive, RfdHistory history, double loss)
+    static __device__ __forceinline__ RfdHistory observed(const RfdAdaptive& adaptive, const RfdHistory& before,
+                                                          uint64_t applied, double given)
     {
-        const double beta = adaptive.averaging;
+        const double most_now = most(adaptive, before, applied), beta = adaptive.averaging;
+        const double cut = given > most_now ? fmin(before.cut + 1.0, adaptive.cut_losses + 1.0) : 0.0;
+        const double loss = cut > adaptive.cut_losses ? given : fmin(given, most_now);
+        const double mean = before.sum_before / adaptive.window;
+        const bool high =
+            before.windows > 0.0 && loss > mean + adaptive.alarm_deviations * deviation(adaptive, before);
+        const bool first = before.steps == 0.0 && before.windows == 0.0;
+        const double difference = first ? 0.0 : loss - before.last;
+        RfdHistory history = before;
         history.loss = beta * history.loss + (1.0 - beta) * loss;
         history.loss_rest *= beta;
-        const bool first = history.steps == 0.0 && history.windows == 0.0;
-        const double difference = first ? 0.0 : loss - history.last;
+        if (!is_finite(adaptive.loss_bound) && given < 0.0) {
+            history.below = 1.0;
+        }
+        history.cut = cut;
         history.last = loss;
+        const bool alarmed = before.high >= adaptive.alarm_losses;
+        history.high = alarmed ? before.high : high ? before.high + 1.0 : 0.0;
         history.steps += 1.0;
         history.sum += loss;
         history.squares += difference * difference;
+        if (history.high >= adaptive.alarm_losses && !alarmed) {
+            history.trust = bounded(adaptive, history.trust * adaptive.after_less);
+        }
         if (history.steps < adaptive.window) {
             return history;
         }
         if (history.windows > 0.0) {
-            history.factor = fmin(fmax(history.factor * verdict(adaptive, history), adaptive.smallest_trust), 1.0);
+            history.trust = bounded(adaptive, history.trust * verdict(adaptive, history));
         }
-        history.steps = 0.0;
+        history.high = history.steps = 0.0;
         history.windows += 1.0;
         history.sum_before = history.sum;
         history.squares_before = history.squares;
@@ -201,15 +325,15 @@ private:
     // The share of the rule's step that the next one takes after so many.
     static __device__ __forceinline__ double ramp(const RfdAdaptive& adaptive, uint64_t applied)
     {
-        const bool still = applied < adaptive.ramp - 1;
-        return power_of_two(still ? static_cast<int>(applied) + 1 - static_cast<int>(adaptive.ramp) : 0);
+        const uint64_t last = adaptive.ramp - 1;
+        return applied < last ? power_of_two(static_cast<int>(applied) - static_cast<int>(last)) : 1.0;
     }
 
-    // Whether there can be a step, and which. `averaged` is the squared Σ-norm of the averaged gradient,
-    // `single` the mean one of single gradients. By thread 0.
+    // Whether there can be a step, and which. `squared` is the squared Σ-norm of the averaged gradient. By
+    // thread 0.
     template <Kind KIND>
     static __device__ __forceinline__ void conclude(const Launch& launch, DecisionScratch<KIND>& scratch,
-                                                    const Totals& totals, double averaged, double single)
+                                                    const Totals& totals, double squared)
     {
         const RfdStep& step = launch.step;
         const RfdAdaptive& adaptive = step.adaptive;
@@ -227,20 +351,22 @@ private:
             decision.outcome = RFD_OUTCOME_LOSS_BELOW_BOUND;
         } else if (totals.exponent != 0) {
             decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
-        } else if (averaged == 0.0) {
-            decision.outcome = RFD_OUTCOME_ZERO_GRADIENT;
         } else {
-            RfdHistory history = observed(adaptive, *history_after(step, decision.applied), decision.loss);
-            const double loss = history.loss / (1.0 - history.loss_rest) - adaptive.loss_bound;
-            const double certain = ramp(adaptive, decision.applied) * adaptive.decrease / averaged;
-            const double rate = history.factor * fmin(certain, adaptive.noisy_decrease / single) * loss;
-            const double norm = sqrt(averaged);
-            const double cap = fmin(settings.max_step_size, RFD_F64_MAX);
-            const double step_size = fmin(rate * norm * settings.multiplier, cap);
-            const double learning_rate = step_size / norm;
+            RfdHistory history = observed(adaptive, *history_after(step, decision.applied), decision.applied,
+                                          decision.loss);
+            // A mean of losses at the bound may be rounded below it.
+            const double loss = history.loss / (1.0 - history.loss_rest);
+            const double promise = adaptive.loss_share * fmax(loss - floor_of(adaptive), 0.0);
+            const bool by_loss = has_floor(adaptive, history) && promise < adaptive.largest_rate * squared;
+            const double full = by_loss ? promise / squared : adaptive.largest_rate;
+            const double norm = sqrt(squared);
+            const double rate = history.trust * (ramp(adaptive, decision.applied) * full) * settings.multiplier;
+            const double step_size = fmin(rate * norm, fmin(settings.max_step_size, RFD_F64_MAX));
+            const bool by_size = step_size < rate * norm;
+            const double learning_rate = by_size ? step_size / norm : rate;
             history.promised += step_size * norm;
             static_cast<Scratch<KIND>&>(scratch).history = history;
-            if (is_finite(averaged) && is_finite(single) && is_finite(learning_rate) && is_finite(history.sum) &&
+            if (is_finite(squared) && is_finite(learning_rate) && is_finite(history.sum) &&
                 is_finite(history.squares) && is_finite(history.promised) && is_finite(history.sum_before) &&
                 is_finite(history.squares_before) && is_finite(history.promised_before)) {
                 decision.theta = RFD_F64_INFINITY;
@@ -248,6 +374,9 @@ private:
                 decision.learning_rate = learning_rate;
                 decision.prescaled_rate = learning_rate * decision.unscale;
                 decision.prescale = 1.0;
+                decision.decay_share = adaptive.decay_share;
+                decision.trust = history.trust;
+                decision.limit = by_size ? RFD_LIMIT_SIZE : by_loss ? RFD_LIMIT_LOSS : RFD_LIMIT_RATE;
             } else {
                 decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
             }

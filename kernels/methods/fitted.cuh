@@ -4,6 +4,7 @@
 
 #include "../conservative.cuh"
 #include "../observation.cuh"
+#include "../rows.cuh"
 
 struct Fitted {
     struct NoSearch {};
@@ -37,7 +38,18 @@ struct Fitted {
     static __device__ __forceinline__ bool accepts(const RfdStep&, const RfdGroup&) { return true; }
 
     // The sums of squares are all that it needs.
+    static __device__ __forceinline__ bool has_rows(const RfdStep&) { return false; }
     static __device__ __forceinline__ double averaging(const RfdStep&) { return 0.0; }
+
+    // Never called.
+    static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t)
+    {
+        return {launch.tensors[k], false};
+    }
+    static __device__ __forceinline__ void fold_columns(const Launch&, const Decision&, uint32_t, const Variances&,
+                                                        uint64_t)
+    {
+    }
 
     // By all threads.
     template <Kind KIND>

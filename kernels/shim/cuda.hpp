@@ -69,6 +69,7 @@ inline uint32_t __ballot_sync(uint32_t mask, bool value)
 }
 
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 
 inline uint32_t atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
 
@@ -97,11 +98,16 @@ T __ldcg(const T* from) { return read_aligned(from); }
 template <class T>
 T __ldcs(const T* from) { return read_aligned(from); }
 template <class T>
+T __ldg(const T* from) { return read_aligned(from); }
+template <class T>
 void __stcs(T* to, const T& value)
 {
     shim::expect(reinterpret_cast<uintptr_t>(to) % sizeof(T) == 0, "a misaligned store");
     std::memcpy(to, &value, sizeof(T));
 }
+
+template <class T>
+void __stcg(T* to, const T& value) { __stcs(to, value); }
 
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }

@@ -420,7 +420,7 @@ struct Workspace {
             row.velocity = t.has_velocity ? t.velocity.address() : 0;
             row.master = t.has_master ? t.master.address() : 0;
             row.len = t.param.len, row.offset = t.offset;
-            row.first_chunk = step.chunks, row.first_segment = step.segments;
+            row.first_chunk = step.chunks, row.row = RFD_CHUNK, row.first_segment = step.segments;
             row.group = t.group;
             row.formats = static_cast<uint8_t>(t.param.format | t.grad.format << 4);
             row.flags = static_cast<uint8_t>((t.counts ? RFD_TENSOR_COUNTS : 0) |

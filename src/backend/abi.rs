@@ -4,6 +4,7 @@ pub const RFD_COLUMNS: u32 = 1024;
 pub const RFD_ROWS: u32 = 4;
 pub const RFD_CHUNK: u32 = 4096;
 pub const RFD_CHUNKS_PER_SEGMENT: u32 = 256;
+pub const RFD_SAMPLED_CHUNKS: u32 = 16;
 pub const RFD_TINY_EXPONENT: i32 = -900;
 pub const RFD_COMFORTABLE_EXPONENT: u32 = 32;
 pub const RFD_METHOD_FITTED: u32 = 0;
@@ -30,13 +31,21 @@ pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
 pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
 pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
+pub const RFD_LIMIT_NONE: u32 = 0;
+pub const RFD_LIMIT_RATE: u32 = 1;
+pub const RFD_LIMIT_LOSS: u32 = 2;
+pub const RFD_LIMIT_SIZE: u32 = 3;
 pub const RFD_TENSOR_COUNTS: u32 = 1;
 pub const RFD_TENSOR_LOCK: u32 = 2;
+pub const RFD_TENSOR_MATRIX: u32 = 4;
+pub const RFD_TENSOR_COLUMNS: u32 = 8;
 pub const RFD_SUM_SQUARES: u32 = 0;
 pub const RFD_SUM_DIRECTION: u32 = 1;
 pub const RFD_SUM_PARAMETER: u32 = 2;
 pub const RFD_SUM_PRODUCT: u32 = 3;
-pub const RFD_INLINE_TENSORS: u32 = 448;
+pub const RFD_SUM_WEIGHTED: u32 = 4;
+pub const RFD_MOST_SUMS: u32 = 5;
+pub const RFD_INLINE_TENSORS: u32 = 400;
 pub const RFD_DTYPE_F32: RfdDtype = 0;
 pub const RFD_DTYPE_F64: RfdDtype = 1;
 pub const RFD_DTYPE_F16: RfdDtype = 2;
@@ -54,6 +63,7 @@ pub struct RfdTensor {
     pub grad: u64,
     pub velocity: u64,
     pub master: u64,
+    pub variances: u64,
     pub len: u64,
     pub offset: u64,
     pub first_chunk: u64,
@@ -61,23 +71,28 @@ pub struct RfdTensor {
     pub group: u16,
     pub formats: u8,
     pub flags: u8,
+    pub row: u32,
+    pub rows: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdTensor"][::core::mem::size_of::<RfdTensor>() - 64usize];
+    ["Size of RfdTensor"][::core::mem::size_of::<RfdTensor>() - 80usize];
     ["Alignment of RfdTensor"][::core::mem::align_of::<RfdTensor>() - 8usize];
     ["Offset of field: RfdTensor::param"][::core::mem::offset_of!(RfdTensor, param) - 0usize];
     ["Offset of field: RfdTensor::grad"][::core::mem::offset_of!(RfdTensor, grad) - 8usize];
     ["Offset of field: RfdTensor::velocity"][::core::mem::offset_of!(RfdTensor, velocity) - 16usize];
     ["Offset of field: RfdTensor::master"][::core::mem::offset_of!(RfdTensor, master) - 24usize];
-    ["Offset of field: RfdTensor::len"][::core::mem::offset_of!(RfdTensor, len) - 32usize];
-    ["Offset of field: RfdTensor::offset"][::core::mem::offset_of!(RfdTensor, offset) - 40usize];
-    ["Offset of field: RfdTensor::first_chunk"][::core::mem::offset_of!(RfdTensor, first_chunk) - 48usize];
+    ["Offset of field: RfdTensor::variances"][::core::mem::offset_of!(RfdTensor, variances) - 32usize];
+    ["Offset of field: RfdTensor::len"][::core::mem::offset_of!(RfdTensor, len) - 40usize];
+    ["Offset of field: RfdTensor::offset"][::core::mem::offset_of!(RfdTensor, offset) - 48usize];
+    ["Offset of field: RfdTensor::first_chunk"][::core::mem::offset_of!(RfdTensor, first_chunk) - 56usize];
     ["Offset of field: RfdTensor::first_segment"]
-        [::core::mem::offset_of!(RfdTensor, first_segment) - 56usize];
-    ["Offset of field: RfdTensor::group"][::core::mem::offset_of!(RfdTensor, group) - 60usize];
-    ["Offset of field: RfdTensor::formats"][::core::mem::offset_of!(RfdTensor, formats) - 62usize];
-    ["Offset of field: RfdTensor::flags"][::core::mem::offset_of!(RfdTensor, flags) - 63usize];
+        [::core::mem::offset_of!(RfdTensor, first_segment) - 64usize];
+    ["Offset of field: RfdTensor::group"][::core::mem::offset_of!(RfdTensor, group) - 68usize];
+    ["Offset of field: RfdTensor::formats"][::core::mem::offset_of!(RfdTensor, formats) - 70usize];
+    ["Offset of field: RfdTensor::flags"][::core::mem::offset_of!(RfdTensor, flags) - 71usize];
+    ["Offset of field: RfdTensor::row"][::core::mem::offset_of!(RfdTensor, row) - 72usize];
+    ["Offset of field: RfdTensor::rows"][::core::mem::offset_of!(RfdTensor, rows) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -162,11 +177,13 @@ pub struct RfdStatus {
     pub theta: f64,
     pub step_size: f64,
     pub learning_rate: f64,
+    pub trust: f64,
+    pub limit: u64,
     pub outcome: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdStatus"][::core::mem::size_of::<RfdStatus>() - 80usize];
+    ["Size of RfdStatus"][::core::mem::size_of::<RfdStatus>() - 96usize];
     ["Alignment of RfdStatus"][::core::mem::align_of::<RfdStatus>() - 8usize];
     ["Offset of field: RfdStatus::sequence"][::core::mem::offset_of!(RfdStatus, sequence) - 0usize];
     ["Offset of field: RfdStatus::applied"][::core::mem::offset_of!(RfdStatus, applied) - 8usize];
@@ -178,7 +195,9 @@ const _: () = {
     ["Offset of field: RfdStatus::step_size"][::core::mem::offset_of!(RfdStatus, step_size) - 56usize];
     ["Offset of field: RfdStatus::learning_rate"]
         [::core::mem::offset_of!(RfdStatus, learning_rate) - 64usize];
-    ["Offset of field: RfdStatus::outcome"][::core::mem::offset_of!(RfdStatus, outcome) - 72usize];
+    ["Offset of field: RfdStatus::trust"][::core::mem::offset_of!(RfdStatus, trust) - 72usize];
+    ["Offset of field: RfdStatus::limit"][::core::mem::offset_of!(RfdStatus, limit) - 80usize];
+    ["Offset of field: RfdStatus::outcome"][::core::mem::offset_of!(RfdStatus, outcome) - 88usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -199,8 +218,11 @@ const _: () = {
 pub struct RfdHistory {
     pub loss: f64,
     pub loss_rest: f64,
-    pub factor: f64,
+    pub below: f64,
+    pub cut: f64,
+    pub trust: f64,
     pub last: f64,
+    pub high: f64,
     pub steps: f64,
     pub windows: f64,
     pub sum: f64,
@@ -212,22 +234,25 @@ pub struct RfdHistory {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdHistory"][::core::mem::size_of::<RfdHistory>() - 96usize];
+    ["Size of RfdHistory"][::core::mem::size_of::<RfdHistory>() - 120usize];
     ["Alignment of RfdHistory"][::core::mem::align_of::<RfdHistory>() - 8usize];
     ["Offset of field: RfdHistory::loss"][::core::mem::offset_of!(RfdHistory, loss) - 0usize];
     ["Offset of field: RfdHistory::loss_rest"][::core::mem::offset_of!(RfdHistory, loss_rest) - 8usize];
-    ["Offset of field: RfdHistory::factor"][::core::mem::offset_of!(RfdHistory, factor) - 16usize];
-    ["Offset of field: RfdHistory::last"][::core::mem::offset_of!(RfdHistory, last) - 24usize];
-    ["Offset of field: RfdHistory::steps"][::core::mem::offset_of!(RfdHistory, steps) - 32usize];
-    ["Offset of field: RfdHistory::windows"][::core::mem::offset_of!(RfdHistory, windows) - 40usize];
-    ["Offset of field: RfdHistory::sum"][::core::mem::offset_of!(RfdHistory, sum) - 48usize];
-    ["Offset of field: RfdHistory::squares"][::core::mem::offset_of!(RfdHistory, squares) - 56usize];
-    ["Offset of field: RfdHistory::promised"][::core::mem::offset_of!(RfdHistory, promised) - 64usize];
-    ["Offset of field: RfdHistory::sum_before"][::core::mem::offset_of!(RfdHistory, sum_before) - 72usize];
+    ["Offset of field: RfdHistory::below"][::core::mem::offset_of!(RfdHistory, below) - 16usize];
+    ["Offset of field: RfdHistory::cut"][::core::mem::offset_of!(RfdHistory, cut) - 24usize];
+    ["Offset of field: RfdHistory::trust"][::core::mem::offset_of!(RfdHistory, trust) - 32usize];
+    ["Offset of field: RfdHistory::last"][::core::mem::offset_of!(RfdHistory, last) - 40usize];
+    ["Offset of field: RfdHistory::high"][::core::mem::offset_of!(RfdHistory, high) - 48usize];
+    ["Offset of field: RfdHistory::steps"][::core::mem::offset_of!(RfdHistory, steps) - 56usize];
+    ["Offset of field: RfdHistory::windows"][::core::mem::offset_of!(RfdHistory, windows) - 64usize];
+    ["Offset of field: RfdHistory::sum"][::core::mem::offset_of!(RfdHistory, sum) - 72usize];
+    ["Offset of field: RfdHistory::squares"][::core::mem::offset_of!(RfdHistory, squares) - 80usize];
+    ["Offset of field: RfdHistory::promised"][::core::mem::offset_of!(RfdHistory, promised) - 88usize];
+    ["Offset of field: RfdHistory::sum_before"][::core::mem::offset_of!(RfdHistory, sum_before) - 96usize];
     ["Offset of field: RfdHistory::squares_before"]
-        [::core::mem::offset_of!(RfdHistory, squares_before) - 80usize];
+        [::core::mem::offset_of!(RfdHistory, squares_before) - 104usize];
     ["Offset of field: RfdHistory::promised_before"]
-        [::core::mem::offset_of!(RfdHistory, promised_before) - 88usize];
+        [::core::mem::offset_of!(RfdHistory, promised_before) - 112usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -235,10 +260,13 @@ pub struct RfdTensorHistory {
     pub squares: f64,
     pub squares_rest: f64,
     pub average_rest: f64,
+    pub length: f64,
+    pub column_mean: f64,
+    pub turn: f64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdTensorHistory"][::core::mem::size_of::<RfdTensorHistory>() - 24usize];
+    ["Size of RfdTensorHistory"][::core::mem::size_of::<RfdTensorHistory>() - 48usize];
     ["Alignment of RfdTensorHistory"][::core::mem::align_of::<RfdTensorHistory>() - 8usize];
     ["Offset of field: RfdTensorHistory::squares"]
         [::core::mem::offset_of!(RfdTensorHistory, squares) - 0usize];
@@ -246,6 +274,11 @@ const _: () = {
         [::core::mem::offset_of!(RfdTensorHistory, squares_rest) - 8usize];
     ["Offset of field: RfdTensorHistory::average_rest"]
         [::core::mem::offset_of!(RfdTensorHistory, average_rest) - 16usize];
+    ["Offset of field: RfdTensorHistory::length"]
+        [::core::mem::offset_of!(RfdTensorHistory, length) - 24usize];
+    ["Offset of field: RfdTensorHistory::column_mean"]
+        [::core::mem::offset_of!(RfdTensorHistory, column_mean) - 32usize];
+    ["Offset of field: RfdTensorHistory::turn"][::core::mem::offset_of!(RfdTensorHistory, turn) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -253,43 +286,69 @@ pub struct RfdAdaptive {
     pub history: u64,
     pub averaging: f64,
     pub loss_bound: f64,
-    pub decrease: f64,
-    pub noisy_decrease: f64,
+    pub largest_rate: f64,
+    pub loss_share: f64,
     pub variance_decay: f64,
-    pub smallest_variance: f64,
-    pub largest_variance: f64,
+    pub variance_floor: f64,
+    pub loss_growth: f64,
+    pub noise_growth: f64,
+    pub cut_losses: f64,
+    pub settled: f64,
     pub window: f64,
     pub share: f64,
     pub after_less: f64,
     pub after_more: f64,
     pub smallest_trust: f64,
-    pub ramp: u32,
-    pub tensorwise: u32,
+    pub largest_trust: f64,
+    pub alarm_losses: f64,
+    pub alarm_deviations: f64,
+    pub decay_share: f64,
+    pub length_share: f64,
+    pub smallest_size: f64,
+    pub vector_length: f64,
+    pub ramp: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdAdaptive"][::core::mem::size_of::<RfdAdaptive>() - 112usize];
+    ["Size of RfdAdaptive"][::core::mem::size_of::<RfdAdaptive>() - 192usize];
     ["Alignment of RfdAdaptive"][::core::mem::align_of::<RfdAdaptive>() - 8usize];
     ["Offset of field: RfdAdaptive::history"][::core::mem::offset_of!(RfdAdaptive, history) - 0usize];
     ["Offset of field: RfdAdaptive::averaging"][::core::mem::offset_of!(RfdAdaptive, averaging) - 8usize];
     ["Offset of field: RfdAdaptive::loss_bound"][::core::mem::offset_of!(RfdAdaptive, loss_bound) - 16usize];
-    ["Offset of field: RfdAdaptive::decrease"][::core::mem::offset_of!(RfdAdaptive, decrease) - 24usize];
-    ["Offset of field: RfdAdaptive::noisy_decrease"]
-        [::core::mem::offset_of!(RfdAdaptive, noisy_decrease) - 32usize];
+    ["Offset of field: RfdAdaptive::largest_rate"]
+        [::core::mem::offset_of!(RfdAdaptive, largest_rate) - 24usize];
+    ["Offset of field: RfdAdaptive::loss_share"][::core::mem::offset_of!(RfdAdaptive, loss_share) - 32usize];
     ["Offset of field: RfdAdaptive::variance_decay"]
         [::core::mem::offset_of!(RfdAdaptive, variance_decay) - 40usize];
-    ["Offset of field: RfdAdaptive::smallest_variance"]
-        [::core::mem::offset_of!(RfdAdaptive, smallest_variance) - 48usize];
-    ["Offset of field: RfdAdaptive::largest_variance"]
-        [::core::mem::offset_of!(RfdAdaptive, largest_variance) - 56usize];
-    ["Offset of field: RfdAdaptive::window"][::core::mem::offset_of!(RfdAdaptive, window) - 64usize];
-    ["Offset of field: RfdAdaptive::share"][::core::mem::offset_of!(RfdAdaptive, share) - 72usize];
-    ["Offset of field: RfdAdaptive::after_less"][::core::mem::offset_of!(RfdAdaptive, after_less) - 80usize];
-    ["Offset of field: RfdAdaptive::after_more"][::core::mem::offset_of!(RfdAdaptive, after_more) - 88usize];
+    ["Offset of field: RfdAdaptive::variance_floor"]
+        [::core::mem::offset_of!(RfdAdaptive, variance_floor) - 48usize];
+    ["Offset of field: RfdAdaptive::loss_growth"]
+        [::core::mem::offset_of!(RfdAdaptive, loss_growth) - 56usize];
+    ["Offset of field: RfdAdaptive::noise_growth"]
+        [::core::mem::offset_of!(RfdAdaptive, noise_growth) - 64usize];
+    ["Offset of field: RfdAdaptive::cut_losses"][::core::mem::offset_of!(RfdAdaptive, cut_losses) - 72usize];
+    ["Offset of field: RfdAdaptive::settled"][::core::mem::offset_of!(RfdAdaptive, settled) - 80usize];
+    ["Offset of field: RfdAdaptive::window"][::core::mem::offset_of!(RfdAdaptive, window) - 88usize];
+    ["Offset of field: RfdAdaptive::share"][::core::mem::offset_of!(RfdAdaptive, share) - 96usize];
+    ["Offset of field: RfdAdaptive::after_less"][::core::mem::offset_of!(RfdAdaptive, after_less) - 104usize];
+    ["Offset of field: RfdAdaptive::after_more"][::core::mem::offset_of!(RfdAdaptive, after_more) - 112usize];
     ["Offset of field: RfdAdaptive::smallest_trust"]
-        [::core::mem::offset_of!(RfdAdaptive, smallest_trust) - 96usize];
-    ["Offset of field: RfdAdaptive::ramp"][::core::mem::offset_of!(RfdAdaptive, ramp) - 104usize];
-    ["Offset of field: RfdAdaptive::tensorwise"][::core::mem::offset_of!(RfdAdaptive, tensorwise) - 108usize];
+        [::core::mem::offset_of!(RfdAdaptive, smallest_trust) - 120usize];
+    ["Offset of field: RfdAdaptive::largest_trust"]
+        [::core::mem::offset_of!(RfdAdaptive, largest_trust) - 128usize];
+    ["Offset of field: RfdAdaptive::alarm_losses"]
+        [::core::mem::offset_of!(RfdAdaptive, alarm_losses) - 136usize];
+    ["Offset of field: RfdAdaptive::alarm_deviations"]
+        [::core::mem::offset_of!(RfdAdaptive, alarm_deviations) - 144usize];
+    ["Offset of field: RfdAdaptive::decay_share"]
+        [::core::mem::offset_of!(RfdAdaptive, decay_share) - 152usize];
+    ["Offset of field: RfdAdaptive::length_share"]
+        [::core::mem::offset_of!(RfdAdaptive, length_share) - 160usize];
+    ["Offset of field: RfdAdaptive::smallest_size"]
+        [::core::mem::offset_of!(RfdAdaptive, smallest_size) - 168usize];
+    ["Offset of field: RfdAdaptive::vector_length"]
+        [::core::mem::offset_of!(RfdAdaptive, vector_length) - 176usize];
+    ["Offset of field: RfdAdaptive::ramp"][::core::mem::offset_of!(RfdAdaptive, ramp) - 184usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
@@ -323,43 +382,43 @@ pub struct RfdStep {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 368usize];
+    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 448usize];
     ["Alignment of RfdStep"][::core::mem::align_of::<RfdStep>() - 8usize];
     ["Offset of field: RfdStep::model"][::core::mem::offset_of!(RfdStep, model) - 0usize];
     ["Offset of field: RfdStep::adaptive"][::core::mem::offset_of!(RfdStep, adaptive) - 88usize];
-    ["Offset of field: RfdStep::tensors"][::core::mem::offset_of!(RfdStep, tensors) - 200usize];
-    ["Offset of field: RfdStep::groups"][::core::mem::offset_of!(RfdStep, groups) - 208usize];
-    ["Offset of field: RfdStep::settings"][::core::mem::offset_of!(RfdStep, settings) - 216usize];
-    ["Offset of field: RfdStep::status"][::core::mem::offset_of!(RfdStep, status) - 224usize];
-    ["Offset of field: RfdStep::mirror"][::core::mem::offset_of!(RfdStep, mirror) - 232usize];
-    ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 240usize];
-    ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 248usize];
-    ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 256usize];
-    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 264usize];
-    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 272usize];
-    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 280usize];
-    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 288usize];
-    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 296usize];
-    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 304usize];
-    ["Offset of field: RfdStep::largest_grad"][::core::mem::offset_of!(RfdStep, largest_grad) - 312usize];
-    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 320usize];
-    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 328usize];
-    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 336usize];
-    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 344usize];
-    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 348usize];
-    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 352usize];
-    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 356usize];
-    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 360usize];
-    ["Offset of field: RfdStep::method"][::core::mem::offset_of!(RfdStep, method) - 364usize];
+    ["Offset of field: RfdStep::tensors"][::core::mem::offset_of!(RfdStep, tensors) - 280usize];
+    ["Offset of field: RfdStep::groups"][::core::mem::offset_of!(RfdStep, groups) - 288usize];
+    ["Offset of field: RfdStep::settings"][::core::mem::offset_of!(RfdStep, settings) - 296usize];
+    ["Offset of field: RfdStep::status"][::core::mem::offset_of!(RfdStep, status) - 304usize];
+    ["Offset of field: RfdStep::mirror"][::core::mem::offset_of!(RfdStep, mirror) - 312usize];
+    ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 320usize];
+    ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 328usize];
+    ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 336usize];
+    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 344usize];
+    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 352usize];
+    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 360usize];
+    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 368usize];
+    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 376usize];
+    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 384usize];
+    ["Offset of field: RfdStep::largest_grad"][::core::mem::offset_of!(RfdStep, largest_grad) - 392usize];
+    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 400usize];
+    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 408usize];
+    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 416usize];
+    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 424usize];
+    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 428usize];
+    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 432usize];
+    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 436usize];
+    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 440usize];
+    ["Offset of field: RfdStep::method"][::core::mem::offset_of!(RfdStep, method) - 444usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq)]
 pub struct RfdTable {
-    pub tensor: [RfdTensor; 448usize],
+    pub tensor: [RfdTensor; 400usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdTable"][::core::mem::size_of::<RfdTable>() - 28672usize];
+    ["Size of RfdTable"][::core::mem::size_of::<RfdTable>() - 32000usize];
     ["Alignment of RfdTable"][::core::mem::align_of::<RfdTable>() - 8usize];
     ["Offset of field: RfdTable::tensor"][::core::mem::offset_of!(RfdTable, tensor) - 0usize];
 };
@@ -373,15 +432,15 @@ impl Default for RfdTable {
     }
 }
 macro_rules! each_struct { ($macro:ident) => { $macro! {
-RfdTensor { param, grad, velocity, master, len, offset, first_chunk, first_segment, group, formats, flags }
+RfdTensor { param, grad, velocity, master, variances, len, offset, first_chunk, first_segment, group, formats, flags, row, rows }
 RfdGroup { length_scale_factor, multiplier, velocity_decay, weight_decay }
 RfdSettings { multiplier, inv_batch_size, max_step_size }
 RfdModel { mean, variance, noise_variance, grad_variance, noise_grad_variance, length_scale, slope, plateau, beta, quantile, family, mode }
-RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, outcome }
+RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, trust, limit, outcome }
 RfdSquaredNorm { euclidean, sigma }
-RfdHistory { loss, loss_rest, factor, last, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
-RfdTensorHistory { squares, squares_rest, average_rest }
-RfdAdaptive { history, averaging, loss_bound, decrease, noisy_decrease, variance_decay, smallest_variance, largest_variance, window, share, after_less, after_more, smallest_trust, ramp, tensorwise }
+RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
+RfdTensorHistory { squares, squares_rest, average_rest, length, column_mean, turn }
+RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, cut_losses, settled, window, share, after_less, after_more, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_size, vector_length, ramp }
 RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, given_norm, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
 } }; }
 pub(crate) use each_struct;

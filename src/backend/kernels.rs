@@ -27,7 +27,7 @@ pub(crate) enum Instance {
 pub(crate) struct Kernel(usize);
 impl Kernel {
     /// Names of all kernels.
-    pub const NAMES: [&CStr; 33] = [
+    pub const NAMES: [&CStr; 34] = [
         c"rfd_step_f32",
         c"rfd_norm_f32",
         c"rfd_update_f32",
@@ -60,6 +60,7 @@ impl Kernel {
         c"rfd_total",
         c"rfd_status",
         c"rfd_fill_masters",
+        c"rfd_measure",
         c"rfd_store_table",
     ];
     pub const RESCALE_MAX: Kernel = Kernel(27);
@@ -67,7 +68,8 @@ impl Kernel {
     pub const TOTAL: Kernel = Kernel(29);
     pub const STATUS: Kernel = Kernel(30);
     pub const FILL_MASTERS: Kernel = Kernel(31);
-    pub const STORE_TABLE: Kernel = Kernel(32);
+    pub const MEASURE: Kernel = Kernel(32);
+    pub const STORE_TABLE: Kernel = Kernel(33);
     pub const fn step(instance: Instance) -> Self {
         ENTRIES[instance as usize].step
     }

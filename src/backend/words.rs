@@ -110,8 +110,8 @@ mod tests {
         bytes_of_mut(&mut copy)[32..].copy_from_slice(group.bytes());
         assert_eq!(copy, [RfdGroup::default(), group]);
         assert_eq!(bytes_of(&copy).len(), 64);
-        let status = RfdStatus::from_words(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!((status.sequence, status.loss.to_bits(), status.outcome), (1, 4, 10));
+        let status = RfdStatus::from_words(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!((status.sequence, status.loss.to_bits(), status.outcome), (1, 4, 12));
         let mut read = RfdStatus::default();
         read.bytes_mut().copy_from_slice(status.bytes());
         assert_eq!(read.words(), status.words());

@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use super::{Group, Method, Options, TensorSpec};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
+use crate::rows::Rows;
 
 /// What an optimizer was made of and works with; every optimizer derefs to it.
 #[derive(Clone, Debug)]
@@ -14,6 +15,8 @@ pub struct Core {
     options: Options,
     specs: Vec<TensorSpec>,
     lens: Vec<usize>,
+    /// By tensor.
+    rows: Vec<Rows>,
 }
 
 impl Core {
@@ -24,7 +27,9 @@ impl Core {
         method.descent().check(options.groups.len())?;
         method.descent().check_tensors(&specs)?;
         let lens = check_specs(&options, &specs)?;
-        Ok(Self { method, options, specs, lens })
+        let has_rows = method.descent().has_rows();
+        let rows = specs.iter().map(|spec| if has_rows { spec.rows() } else { Rows::CHUNKS }).collect();
+        Ok(Self { method, options, specs, lens, rows })
     }
 
     /// How steps are chosen.
@@ -50,6 +55,11 @@ impl Core {
     /// Number of elements, by tensor.
     pub(crate) fn lens(&self) -> &[usize] {
         &self.lens
+    }
+
+    /// The rows that each tensor is cut into; chunks for a method without rows.
+    pub(crate) fn rows(&self) -> &[Rows] {
+        &self.rows
     }
 
     /// The group of a tensor.
@@ -128,6 +138,15 @@ fn check_specs(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
             }
             options.group_of(spec)?;
             let len = spec.len()?;
+            if spec.row == Some(0) {
+                return Err(Error::tensor(&spec.name, "has rows of 0 elements; give at least 1"));
+            }
+            if let Some(row) = spec.row.filter(|&row| row > len && len > 0) {
+                return Err(Error::tensor(
+                    &spec.name,
+                    format!("has rows of {row} elements, but {len} elements in all; give at most that"),
+                ));
+            }
             if spec.offset.checked_add(len as u64).is_none() {
                 return Err(Error::tensor(
                     &spec.name,

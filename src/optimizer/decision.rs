@@ -2,7 +2,7 @@
 //! root), in one fixed order, so that a GPU can repeat it bit for bit.
 
 use super::options::Group;
-use super::report::StepInput;
+use super::report::{Limit, StepInput};
 use crate::backend::abi::RFD_COMFORTABLE_EXPONENT;
 use crate::backend::cpu::{LockSums, UpdateScalars};
 use crate::numeric::{exponent_of, power_of_two};
@@ -54,6 +54,11 @@ pub(crate) struct Decision {
     unscale: f64,
     /// The Euclidean norm, which bounds every element of the gradient.
     grad_norm: f64,
+    /// Of the adaptive method: how far it trusts its model, and what limits the step.
+    pub trust: f64,
+    pub limit: Limit,
+    /// The share of the learning rate that weight decay is multiplied with.
+    decay_share: f64,
 }
 
 /// Gradient norms with exponents up to this need no prescaling: coefficients stay far inside the range of
@@ -80,6 +85,9 @@ impl Decision {
             prescale,
             unscale: 1.0 / input.grad_scale,
             grad_norm: norms.euclidean,
+            trust: 0.0,
+            limit: Limit::None,
+            decay_share: 1.0,
         }
     }
 
@@ -102,7 +110,15 @@ impl Decision {
             prescale: 1.0,
             unscale,
             grad_norm: norms.euclidean,
+            trust: 0.0,
+            limit: Limit::None,
+            decay_share: 1.0,
         }
+    }
+
+    /// The same step, with what is said of it and its share of weight decay.
+    pub(super) fn trusted(self, trust: f64, limit: Limit, decay_share: f64) -> Self {
+        Self { trust, limit, decay_share, ..self }
     }
 
     /// Whether velocities in f32 can follow: |v| ≤ max ‖g‖/(1 − m) stays finite, and so does the learning
@@ -119,7 +135,7 @@ impl Decision {
     pub(super) fn scalars(&self, group: &Group, velocity_decay: f64, scale: f64) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
         let rate = if velocity_decay > 0.0 { self.learning_rate } else { self.prescaled_rate };
-        let shrink = self.learning_rate * group.multiplier * group.weight_decay;
+        let shrink = self.learning_rate * self.decay_share * group.multiplier * group.weight_decay;
         UpdateScalars {
             decay: (1.0 - shrink).max(0.0),
             coefficient: rate * factor * scale,

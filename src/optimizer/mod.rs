@@ -30,7 +30,7 @@ pub use method::*;
 pub use options::{Group, Options};
 pub use raw::{RawInput, RawNumber, RawTensor};
 pub use reader::ReportReader;
-pub use report::{Outcome, SkipReason, StepInput, StepReport};
+pub use report::{Limit, Outcome, SkipReason, StepInput, StepReport};
 pub use spec::TensorSpec;
 
 /// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all

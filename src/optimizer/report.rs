@@ -45,10 +45,49 @@ pub struct StepReport {
     pub step_size: f64,
     /// η / `sigma_norm`: what the gradient, or its average, is multiplied with; 0 in a skipped step.
     pub learning_rate: f64,
+    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+    /// skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+    /// gradients are not those of the loss.
+    pub trust: f64,
+    /// What limits the step of the adaptive method.
+    pub limit: Limit,
     /// Steps applied so far, this one included.
     pub applied_steps: u64,
     /// Steps skipped so far, this one included.
     pub skipped_steps: u64,
+}
+
+/// What limits a step of the adaptive method (`docs/adaptive.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// The step is skipped, or of another method.
+    None,
+    /// The largest rate.
+    Rate,
+    /// The share of the loss that a step may promise to lower it by.
+    Loss,
+    /// [`Options::max_step_size`](super::Options::max_step_size).
+    Size,
+}
+
+impl Limit {
+    const ALL: [Limit; 4] = [Limit::None, Limit::Rate, Limit::Loss, Limit::Size];
+
+    /// Its number, the same in Rust, C (`RFD_LIMIT_*`) and kernels.
+    pub const fn code(self) -> u32 {
+        match self {
+            Limit::None => RFD_LIMIT_NONE,
+            Limit::Rate => RFD_LIMIT_RATE,
+            Limit::Loss => RFD_LIMIT_LOSS,
+            Limit::Size => RFD_LIMIT_SIZE,
+        }
+    }
+
+    /// The limit with this number, if there is one.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|limit| limit.code() == code)
+    }
 }
 
 /// Whether a step was applied.

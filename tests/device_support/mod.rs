@@ -207,8 +207,14 @@ pub fn report_bits(report: &StepReport) -> (String, Vec<u64>, u64, u64) {
         report.theta,
         report.step_size,
         report.learning_rate,
+        report.trust,
     ];
-    (format!("{:?}", report.outcome), numbers.map(bits).to_vec(), report.applied_steps, report.skipped_steps)
+    (
+        format!("{:?} {:?}", report.outcome, report.limit),
+        numbers.map(bits).to_vec(),
+        report.applied_steps,
+        report.skipped_steps,
+    )
 }
 
 /// Straight to stderr: the test runner shows what passing tests print only when asked.

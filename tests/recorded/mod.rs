@@ -5,8 +5,8 @@
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Anisotropy, Fitted, Group, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm,
-    StepInput, StepReport, TensorSpec,
+    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput,
+    StepReport, TensorSpec,
 };
 use rfdescent::{DType, GradRef, Moments};
 
@@ -25,8 +25,7 @@ pub enum Kind {
     },
     Adaptive {
         averaging: f64,
-        tensorwise: bool,
-        loss_bound: f64,
+        loss_bound: Option<f64>,
     },
 }
 
@@ -87,10 +86,7 @@ pub fn optimizer(
             momentum: momentum.clone(),
         }
         .into(),
-        Kind::Adaptive { averaging, tensorwise, loss_bound } => {
-            let anisotropy = if tensorwise { Anisotropy::Tensorwise } else { Anisotropy::Isotropic };
-            Adaptive { anisotropy, averaging, loss_bound }.into()
-        }
+        Kind::Adaptive { averaging, loss_bound } => Adaptive { averaging, loss_bound }.into(),
     };
     if let Some(optimizer) = changed {
         optimizer.set_multiplier(options.multiplier).unwrap();
@@ -113,6 +109,8 @@ pub struct Tensor {
     pub offset: u64,
     /// Its gradient is this many times as large as those of the others.
     pub size: f64,
+    /// Elements of a row; only the adaptive method has rows.
+    pub row: Option<usize>,
 }
 
 /// What is out of the ordinary in one step.
@@ -165,6 +163,7 @@ impl Run {
         let spec = |(k, t): (usize, &Tensor)| TensorSpec {
             counts_in_norm: t.counts_in_norm,
             offset: t.offset,
+            row: t.row,
             ..TensorSpec::new(format!("t{k}"), &[t.len], t.dtype).in_group(t.group)
         };
         self.tensors.iter().enumerate().map(spec).collect()
@@ -268,19 +267,19 @@ impl Record {
     pub fn line(&self, name: &str) -> String {
         let mut parameters = Hash::default();
         parameters.tensors(&self.values);
-        let (velocities, masters) = buffers(&self.optimizer);
+        let [velocities, masters, variances] = buffers(&self.optimizer).map(Hash::text);
         let applied = self.reports.iter().rev().find(|r| r.outcome == Outcome::Applied);
         let [grad_norm, step_size] = applied.map_or([0.0; 2], |r| [r.grad_norm, r.step_size]);
         let first = self.values.iter().find_map(|t| t.to_f64().first().copied()).unwrap_or(0.0);
         // Of long runs some.
         let steps = self.steps.iter().step_by(self.steps.len().div_ceil(50).max(1));
         let steps: Vec<String> = steps.map(|hash| format!("{hash:04x}")).collect();
+        // Only methods with rows have them.
+        let variances = if variances == "-" { String::new() } else { format!(" variances={variances}") };
         format!(
-            "{name} parameters={} velocities={} masters={} reports={} applied={} skipped={} \
+            "{name} parameters={} velocities={velocities} masters={masters}{variances} reports={} applied={} skipped={} \
              grad_norm={grad_norm:?} step_size={step_size:?} first={first:?} steps={}",
             parameters.text(),
-            velocities.text(),
-            masters.text(),
             self.reports_hash.text(),
             self.optimizer.applied_steps(),
             self.optimizer.skipped_steps(),
@@ -289,9 +288,9 @@ impl Record {
     }
 }
 
-/// Hashes of all velocities and of all master weights of an optimizer: of names, lengths and values alone,
-/// whatever else the file that they come from holds and whatever it calls them.
-pub fn buffers(optimizer: &Optimizer) -> (Hash, Hash) {
+/// Hashes of all velocities, master weights and variances of an optimizer: of names, lengths and values
+/// alone, whatever else the file that they come from holds and whatever it calls them.
+pub fn buffers(optimizer: &Optimizer) -> [Hash; 3] {
     let bytes = optimizer.state_to_bytes().unwrap();
     let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let mut found: Vec<(&str, &str, safetensors::tensor::TensorView<'_>)> = (stored.iter())
@@ -302,11 +301,12 @@ pub fn buffers(optimizer: &Optimizer) -> (Hash, Hash) {
         })
         .collect();
     found.sort_by_key(|(kind, name, _)| (kind.to_string(), name.to_string()));
-    let [mut velocities, mut masters] = [Hash::default(); 2];
+    let [mut velocities, mut masters, mut variances] = [Hash::default(); 3];
     for (kind, name, view) in found {
         let hash = match kind {
             "velocity" => &mut velocities,
             "master" => &mut masters,
+            "variances" => &mut variances,
             other => panic!("`{other}.{name}` is no buffer that these tests know"),
         };
         name.bytes().for_each(|byte| hash.byte(byte));
@@ -323,7 +323,7 @@ pub fn buffers(optimizer: &Optimizer) -> (Hash, Hash) {
             other => panic!("{other:?} is no format of buffers"),
         }
     }
-    (velocities, masters)
+    [velocities, masters, variances]
 }
 
 /// FNV-1a with 64 bits. All NaN count as the same.
@@ -383,7 +383,7 @@ impl Hash {
     /// All fields of a report.
     pub fn report(&mut self, report: &StepReport) {
         let &StepReport { outcome, loss, grad_norm, sigma_norm, theta, step_size, .. } = report;
-        let &StepReport { learning_rate, applied_steps, skipped_steps, .. } = report;
+        let &StepReport { learning_rate, trust, limit, applied_steps, skipped_steps, .. } = report;
         // Numbers of this test, whatever the library's codes are.
         self.byte(match outcome {
             Outcome::Applied => 1,
@@ -397,6 +397,16 @@ impl Hash {
         });
         let numbers = [loss, grad_norm, sigma_norm, theta, step_size, learning_rate];
         numbers.into_iter().for_each(|x| self.number(x));
+        // Of a step of the adaptive method; again numbers of this test.
+        match limit {
+            Limit::None => {}
+            Limit::Rate => self.byte(1),
+            Limit::Loss => self.byte(2),
+            Limit::Size => self.byte(3),
+        }
+        if limit != Limit::None {
+            self.number(trust);
+        }
         self.word(applied_steps);
         self.word(skipped_steps);
     }

@@ -28,7 +28,7 @@ pub use op::StepOp;
 pub use optimizer::{Config, Rfd};
 pub use parameter::{Parameter, parameters};
 pub use rfdescent;
-pub use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
+pub use rfdescent::optimizer::{Adaptive, Fitted};
 pub use sampler::NetworkSampler;
 pub use seeded_vars::SeededVars;
 

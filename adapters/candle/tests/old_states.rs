@@ -1,9 +1,11 @@
-//! States that an earlier version saved load into candle's optimizer and go on with the bits that they went
-//! on with then; those of the Rust and of the C interface too. `tests/data/states/README.md` says what they
-//! are.
+//! States of the fitted method that an earlier version saved load into candle's optimizer and go on with the
+//! bits that they went on with then; those of the Rust and of the C interface too. Those of the adaptive
+//! method, whose rule was another one, are refused. `tests/data/states/README.md` says what they are.
 
 mod common;
 mod states;
+
+use std::path::PathBuf;
 
 use candle_core::Var;
 use common::library::{Owned, bits};
@@ -44,6 +46,17 @@ fn optimizer(kind: Kind, vars: &[Var]) -> Rfd {
     Rfd::for_parameters(kind.tensors().iter().zip(vars).map(parameter).collect(), config(kind)).unwrap()
 }
 
+const FRONTS: [&str; 3] = ["rust", "c", "candle"];
+
+fn file(front: &str, kind: Kind) -> PathBuf {
+    states::folder().join(format!("{front}-{}.safetensors", kind.name()))
+}
+
+fn vars(kind: Kind, values: &[Vec<u64>]) -> Vec<Var> {
+    let var = |(t, bits): (&states::Tensor, &Vec<u64>)| var(&from_bits(t.dtype, bits), t.shape);
+    kind.tensors().iter().zip(values).map(var).collect()
+}
+
 fn steps(kind: Kind, optimizer: &mut Rfd, vars: &[Var], range: std::ops::Range<usize>) {
     for step in range {
         let used = kind.tensors().iter().zip(vars).enumerate().filter(|(_, (tensor, _))| tensor.used);
@@ -57,22 +70,31 @@ fn steps(kind: Kind, optimizer: &mut Rfd, vars: &[Var], range: std::ops::Range<u
 
 #[test]
 fn old_states_go_on_with_the_same_bits() {
-    for kind in [Kind::Fitted, Kind::Adaptive] {
-        let recorded = kind.recorded();
-        let (saved, end) = kind.steps();
-        for front in ["rust", "c", "candle"] {
-            let vars: Vec<Var> = (kind.tensors().iter().zip(&recorded.before))
-                .map(|(t, bits)| var(&from_bits(t.dtype, bits), t.shape))
-                .collect();
-            let mut optimizer = optimizer(kind, &vars);
-            let file = states::folder().join(format!("{front}-{}.safetensors", kind.name()));
-            optimizer.load_state(&file).unwrap();
-            steps(kind, &mut optimizer, &vars, saved..end);
-            let values: Vec<Owned> = vars.iter().map(|var| owned(var)).collect();
-            assert_eq!(bits(&values), recorded.after, "{file:?}");
-            let report = optimizer.report().unwrap().unwrap();
-            assert_eq!(report.step_size.to_bits(), recorded.step_size, "{file:?}");
-            assert_eq!((report.applied_steps, report.skipped_steps), (end as u64 - 1, 1), "{file:?}");
+    let kind = Kind::Fitted;
+    let recorded = kind.recorded();
+    let (saved, end) = kind.steps();
+    for front in FRONTS {
+        let vars = vars(kind, &recorded.before);
+        let mut optimizer = optimizer(kind, &vars);
+        let file = file(front, kind);
+        optimizer.load_state(&file).unwrap();
+        steps(kind, &mut optimizer, &vars, saved..end);
+        let values: Vec<Owned> = vars.iter().map(|var| owned(var)).collect();
+        assert_eq!(bits(&values), recorded.after, "{file:?}");
+        let report = optimizer.report().unwrap().unwrap();
+        assert_eq!(report.step_size.to_bits(), recorded.step_size, "{file:?}");
+        assert_eq!((report.applied_steps, report.skipped_steps), (end as u64 - 1, 1), "{file:?}");
+    }
+}
+
+#[test]
+fn states_of_the_earlier_adaptive_rule_are_refused_by_name() {
+    let kind = Kind::Adaptive;
+    for front in FRONTS {
+        let mut optimizer = optimizer(kind, &vars(kind, &kind.recorded().before));
+        let error = optimizer.load_state(file(front, kind)).unwrap_err().to_string();
+        for part in [&format!("{front}-adaptive.safetensors"), "earlier release", "adaptive method"] {
+            assert!(error.contains(part), "{part}: {error}");
         }
     }
 }

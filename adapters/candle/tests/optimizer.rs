@@ -8,7 +8,7 @@ use candle_nn::{Init, Optimizer, VarBuilder, VarMap};
 use common::library::{model, moving};
 use common::{scalar, store};
 use rfdescent_candle::rfdescent::covariance::{Family, Observation, StepRule};
-use rfdescent_candle::rfdescent::optimizer::{Group, Method, Options, Outcome, SkipReason};
+use rfdescent_candle::rfdescent::optimizer::{Group, Limit, Method, Options, Outcome, SkipReason};
 use rfdescent_candle::{Adaptive, Config, Fitted, Parameter, Rfd, parameters};
 
 fn config() -> Config {
@@ -263,11 +263,22 @@ fn the_adaptive_method_needs_no_model_and_names_what_is_wrong() {
 #[test]
 fn a_loss_below_the_bound_of_the_adaptive_method_skips_the_step() {
     let weight = var(&[1.0, 2.0]);
-    let mut rfd = Rfd::new(vec![weight.clone()], Config::new(Adaptive::default())).unwrap();
+    let bounded = Adaptive { loss_bound: Some(0.0), ..Adaptive::default() };
+    let mut rfd = Rfd::new(vec![weight.clone()], Config::new(bounded)).unwrap();
     let grads = store([(&weight, ones(&weight))]);
     rfd.step_with_loss(&grads, &scalar(-0.5)).unwrap();
-    assert_eq!(rfd.report().unwrap().unwrap().outcome, Outcome::Skipped(SkipReason::LossBelowBound));
+    let report = rfd.report().unwrap().unwrap();
+    assert_eq!(report.outcome, Outcome::Skipped(SkipReason::LossBelowBound));
+    assert_eq!((report.trust, report.limit), (0.0, Limit::None));
     assert_eq!(values(&weight), [1.0, 2.0]);
     rfd.step_with_loss(&grads, &scalar(0.5)).unwrap();
     assert!(values(&weight)[0] < 1.0);
+
+    // Unless one is given, losses may be negative.
+    let before = values(&weight)[0];
+    let mut rfd = Rfd::new(vec![weight.clone()], Config::new(Adaptive::default())).unwrap();
+    rfd.step_with_loss(&grads, &scalar(-0.5)).unwrap();
+    let report = rfd.report().unwrap().unwrap();
+    assert_eq!((report.outcome, report.trust, report.limit), (Outcome::Applied, 1.0, Limit::Rate));
+    assert!(values(&weight)[0] < before);
 }

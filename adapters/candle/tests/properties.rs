@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use rfdescent_candle::rfdescent::covariance::Family;
 use rfdescent_candle::rfdescent::optimizer::{Group, Method, Optimizer, Options, StepInput, TensorSpec};
 use rfdescent_candle::rfdescent::{DType, GradRef};
-use rfdescent_candle::{Adaptive, Anisotropy, Config, Fitted, Parameter, Rfd};
+use rfdescent_candle::{Adaptive, Config, Fitted, Parameter, Rfd};
 
 /// How a gradient lies in memory.
 #[derive(Clone, Copy, Debug)]
@@ -126,10 +126,8 @@ fn fitted() -> impl Strategy<Value = Fitted> {
 
 fn adaptive() -> impl Strategy<Value = Adaptive> {
     let averaging = prop_oneof![Just(0.0), 0.1..0.95];
-    (averaging, any::<bool>()).prop_map(|(averaging, isotropic)| {
-        let anisotropy = if isotropic { Anisotropy::Isotropic } else { Anisotropy::Tensorwise };
-        Adaptive { anisotropy, averaging, loss_bound: 0.0 }
-    })
+    let loss_bound = prop_oneof![Just(None), Just(Some(0.0))];
+    (averaging, loss_bound).prop_map(|(averaging, loss_bound)| Adaptive { averaging, loss_bound })
 }
 
 fn method() -> impl Strategy<Value = Method> {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from rfdescent import RFD, SquaredExponential
+from rfdescent import RFD, AdaptiveRFD, SquaredExponential
 
 try:
     import pyrfd
@@ -60,6 +60,13 @@ def rfd(params: list[torch.Tensor], **options: object) -> Callable[[], object]:
     """This package, its loss on the device of the parameters."""
     covariance = SquaredExponential(dims=sum(p.numel() for p in params), **MOMENTS)
     optimizer = RFD(params, covariance_model=covariance, **options)
+    loss = torch.tensor(LOSS, device=params[0].device)
+    return lambda: optimizer.step(loss=loss)
+
+
+def adaptive(params: list[torch.Tensor]) -> Callable[[], object]:
+    """This package's adaptive method, which averages gradients as momentum does."""
+    optimizer = AdaptiveRFD(params)
     loss = torch.tensor(LOSS, device=params[0].device)
     return lambda: optimizer.step(loss=loss)
 
@@ -113,6 +120,7 @@ def main() -> None:
     arguments = parser.parse_args()
     contestants = {"SGD, fused, clipped": clipped_sgd, "RFD": rfd}
     contestants["RFD, momentum"] = lambda params: rfd(params, momentum=0.9)
+    contestants["AdaptiveRFD"] = adaptive
     if pyrfd is not None:
         contestants["pyrfd"] = published
     print(f"median time of a step in µs on {arguments.device}, {torch.get_num_threads()} threads of PyTorch")

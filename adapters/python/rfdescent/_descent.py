@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 import torch
@@ -13,22 +13,40 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import sharded
+from ._advice import Advice
 from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
 from ._groups import check_type
+from ._join import Joinable, wrappers
 from ._memory import Memory, check_not_capturing, is_half, is_later
-from ._tensors import DEVICES, FORMATS, check_parameter
+from ._observe import check_loss
+from ._observing import Observing
+from ._tensors import DEVICES, check_parameter
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["Descent"]
 
+T = TypeVar("T")
 
-class Descent(Memory):
+# On a device reports are looked at after so many steps, of those that have finished.
+_UNSEEN = 8
+_DIFFERING = {
+    "rates": "the settings of the groups, such as lr, differ between the processes, which so take different "
+    "steps: set the same in all, also through schedulers",
+    "network": "the processes hold different parameters, but their losses and gradient norms are added up as "
+    "those of one network: wrap the model in DistributedDataParallel, or give process_group=None where each "
+    "process trains alone. ZeroRedundancyOptimizer gives each other parameters: use fully_shard instead",
+}
+
+
+class Descent(Observing, Memory, Joinable):
     """Steps of the library. A subclass says by which method."""
 
     _step_supports_amp_scaling = True
     _reduction: sharded.Reduction | None = None
+    # Steps given to a device.
+    _queued = 0
     # What is no setting of a group, and why.
     _NOT_OF_GROUPS = dict.fromkeys(
         ("max_step_size", "master_weights", "stochastic_rounding", "process_group"),
@@ -57,6 +75,8 @@ class Descent(Memory):
         self._master_weights = master_weights
         self._stochastic_rounding = stochastic_rounding
         self._process_group = process_group
+        self._begin_observing()
+        self._advice = Advice()
         super().__init__(params, {**defaults, "learning_rate": None})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -88,7 +108,13 @@ class Descent(Memory):
             # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
             self.state[param] = {}
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def step(self, closure: None = None, *, loss: Tensor | float | None = None) -> Tensor | float: ...
+
+    @overload
+    def step(self, closure: Callable[[], T], *, loss: Tensor | float | None = None) -> T: ...
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: Any = None) -> Any:
         """One step.
 
         Parameters
@@ -97,12 +123,14 @@ class Descent(Memory):
             Evaluates the model, computes gradients, returns the loss.
         loss : Tensor of one element or float, optional
             The loss, when gradients have been computed already. A tensor on the device of the parameters is
-            read there, without waiting for it.
+            read there, without waiting for it. Without it what was observed counts (`observe`), then what
+            the closure returns.
 
         Returns
         -------
         Tensor or float
-            The loss.
+            What the closure returned, or the loss. None where the closure left the batch out: it returned
+            None and there is no gradient; the step is left out too.
 
         Raises
         ------
@@ -121,6 +149,7 @@ class Descent(Memory):
 
     def _checked_step(self, closure: Callable[[], Any] | None, loss: Any) -> Any:
         scaled = getattr(self, "found_inf", None) is not None
+        evaluated = earlier = None
         if closure is not None and not callable(closure):
             raise TypeError("the first argument of step is a closure: give the loss as step(loss=loss)")
         if closure is not None:
@@ -131,21 +160,44 @@ class Descent(Memory):
                     "loss=loss)"
                 )
             with torch.enable_grad():
+                earlier = self._some_gradient()
                 evaluated = closure()
             if evaluated is not None and loss is not None:
                 raise TypeError("the closure returned a loss and loss= gives one: leave one out")
-            if evaluated is not None:
-                loss = evaluated
         if loss is None:
-            call = "scaler.step(optimizer, loss=loss)" if scaled else "step(closure) or step(loss=loss)"
-            raise TypeError(f"{type(self).__name__}'s step size depends on the loss: call {call}")
+            loss = self._observed.sum(sharded.whole(getattr(self, "grad_scale", None)), scaled)
+        if loss is None:
+            loss = evaluated
+            if evaluated is not None:
+                self._advise_of_gradients(earlier)
+        if loss is None and closure is not None and all(p.grad is None for p in self._parameters()):
+            return None
+        missing = self._no_loss(closure is not None, scaled) if loss is None else ""
         with torch.no_grad():
-            self._step(loss)
-        return loss
+            self._step(loss, missing)
+        self._observed.drop()
+        return loss if evaluated is None else evaluated
+
+    def _some_gradient(self) -> tuple[Tensor, int] | None:
+        """A gradient, and how often it has been written to."""
+        grads = (param.grad for param in self._parameters())
+        grad = next((grad for grad in grads if grad is not None), None)
+        return None if grad is None else (grad, grad._version)
+
+    def _advise_of_gradients(self, earlier: tuple[Tensor, int] | None) -> None:
+        """After a closure, before which there was a gradient."""
+        now = self._some_gradient()
+        if earlier and now and not self._zeros and now[0] is earlier[0] and now[1] > earlier[1]:
+            self._advice.of_earlier_gradients()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # Those of an optimizer that loads a state go on.
+        self.__dict__.setdefault("_advice", Advice())
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
-    def _step(self, loss: Any) -> None:
+    def _step(self, loss: Any, missing: str) -> None:
         parameters = self._parameters()
         params = parameters
         if sharded.any_sharded(parameters):
@@ -154,21 +206,23 @@ class Descent(Memory):
             self._retire()
             self._reduction = None
         if self._engine is None and self._reduction is None:
-
-            def prepare() -> tuple[list[TensorPlace], Any]:
-                settings, groups = self._options()
-                return self._places(params), (self._method_of_all(), settings[1:], groups)
-
-            whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
-            self._reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
+            self._reduction = self._reduce(parameters, params)
+        if self._reduction is not None:
+            self._tell_join(self._reduction)
         try:
-            # Redistributed gradients are nobody else's: they must live until the library has read them.
+            if loss is None:
+                raise TypeError(missing)
+            # Redistributed and copied gradients are nobody else's: they must live until the library has read
+            # them.
             engine, scalars, grads = self._prepare(parameters, params, loss)
         except Exception as error:
             if self._reduction is not None:
                 self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
             raise
-        report = engine.step(scalars) if self._reduction is None else self._reduction.step(engine, scalars)
+        if self._reduction is None:
+            report = engine.step(scalars)
+        else:
+            report = self._reduction.step(engine, scalars, self._of_all)
         # On a device it is not known yet whether the step is skipped.
         if report is None or report.outcome == "applied":
             # The library wrote behind autograd's back, which must know what it has saved for backward().
@@ -178,11 +232,38 @@ class Descent(Memory):
             engine.versions = self._versions(parameters, params)
         if report is not None:
             self._take_report(report, engine)
+            self._advise(report, engine)
+            self._advise_of_processes()
+        else:
+            self._queued += 1
+            if self._queued % _UNSEEN == 0:
+                self._advise(engine.report(), engine)
+
+    def _reduce(self, parameters: list[Tensor], params: list[Tensor]) -> sharded.Reduction | None:
+        """Agrees with the other processes."""
+
+        def prepare() -> tuple[list[TensorPlace], Any]:
+            settings, groups = self._options()
+            return self._places(params), (self._method_of_all(), settings[1:], groups)
+
+        whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
+        reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
+        if reduction is not None:
+            self._wrappers = wrappers(parameters)
+        return reduction
 
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         """Where a step is known to be done."""
         for group, settings in zip(self.param_groups, engine.groups):
             group["learning_rate"] = report.learning_rate * settings.multiplier
+
+    def _advise(self, report: StepReport, engine: Engine) -> None:
+        """What a report gives reason to warn of."""
+        self._advice.of_skipped(report, engine.parameters)
+
+    def _advise_of_processes(self) -> None:
+        for topic in [] if self._reduction is None else self._reduction.differing():
+            self._advice.give(topic, _DIFFERING[topic])
 
     def _prepare(
         self, parameters: list[Tensor], params: list[Tensor], loss: Any
@@ -196,7 +277,8 @@ class Descent(Memory):
             grads = [
                 sharded.local_gradient(name, param) for name, param in zip(engine.table.names, parameters)
             ]
-        engine.table.place_grads(params, grads)
+        if copied := engine.table.place_grads(params, grads):
+            self._advice.of_copies(copied)
         device = engine.device
         scalars = Scalars(
             _where(number, "loss", device),
@@ -212,7 +294,9 @@ class Descent(Memory):
 
     def wait_report(self) -> StepReport:
         """Waits for the current stream of the device, then as `report`."""
-        return self._last_report(wait=True)
+        report = self._last_report(wait=True)
+        self._advise_of_processes()
+        return report
 
     def _last_report(self, wait: bool) -> StepReport:
         if self._engine is None:
@@ -312,7 +396,19 @@ class Descent(Memory):
             engine.set_state(state, params)
         self._engine = engine
         self._hide_state()
+        self._advise_at_start(engine)
         return engine
+
+    def _advise_at_start(self, engine: Engine) -> None:
+        """What the settings give reason to warn of."""
+        self._advice.of_rates(self.param_groups)
+
+    def _elements(self, engine: Engine) -> int:
+        """How many numbers are trained, each counted once."""
+        if self._reduction is not None:
+            return self._reduction.elements
+        counts = zip(engine.parameters, engine.table.counts)
+        return sum(count for param, count in counts if param.requires_grad)
 
 
 def _with_gradient(params: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
@@ -333,14 +429,15 @@ def _one_device(names: dict[torch.device, str]) -> torch.device:
 def _loss(loss: Any) -> Tensor | float:
     loss = sharded.whole(loss)
     if isinstance(loss, Tensor):
-        if loss.numel() != 1:
-            raise ValueError(
-                f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number"
-            )
-        if loss.dtype not in FORMATS:
-            raise ValueError(f"the loss is {loss.dtype}; give float32, float64, float16 or bfloat16")
+        check_loss(loss)
         return loss.detach()
-    return float(loss)
+    try:
+        return float(loss)
+    except TypeError:
+        raise TypeError(
+            f"the loss is a {type(loss).__name__}; give one number, a tensor or a float: of a model's output "
+            "it is output.loss, or the first of a tuple"
+        ) from None
 
 
 def _where(value: Any, name: str, device: torch.device) -> Any:
@@ -350,5 +447,8 @@ def _where(value: Any, name: str, device: torch.device) -> Any:
     if device.type == "cpu" or (value.device.type == "cpu" and name == "loss"):
         return value.item()
     if value.device != device:
-        raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
+        if name != "loss":
+            raise ValueError(f"{name} is on {value.device} but the parameters are on {device}")
+        # As of a replica; nothing waits for the copy.
+        value = value.to(device, non_blocking=True)
     return value if name == "loss" else value.to(torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from . import _state
 from ._library import check, ffi, init, lib, struct
 from ._method import Method
 from ._tensors import DEVICES, FORMATS, Table, address
+from ._variances import row_of
 
 __all__ = [
     "Engine",
@@ -49,28 +51,53 @@ class StepReport:
         ``applied``, or why the step was skipped and nothing changed: ``found_inf``, ``non_finite_loss``,
         ``non_finite_gradient``, ``zero_gradient``, ``invalid_option``, ``out_of_range``,
         ``loss_below_bound``; ``none`` before the first.
-    loss, grad_norm : float
+    loss, grad_norm : float or None
         The loss and the Euclidean norm of all gradients, gradient scale removed.
-    sigma_norm : float
+    sigma_norm : float or None
         The norm with length-scale factors, which the step refers to; with the adaptive method that of the
         averaged gradient.
-    theta : float
-        Gradient cost quotient; infinite at a loss of the cost's mean or above, and with the adaptive method.
+    theta : float or None
+        Gradient cost quotient; None at a loss of the cost's mean or above, and with the adaptive method.
     step_size, learning_rate : float
         Length of the step, and the same divided by `sigma_norm`; `lr` included, the largest of the groups'.
     applied_steps, skipped_steps : int
         How many so far, this one included.
+    trust : float or None
+        How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4. Below 0.01
+        for long, either the loss can't fall further, or the gradients are not those of the loss. None in a
+        skipped step and with the fitted method.
+    limit : str or None
+        What limits the adaptive method's step: ``rate``, the largest one; ``loss``, the share of it that a
+        step may promise; ``size``, `max_step_size`. None as `trust`.
+
+    Notes
+    -----
+    None stands for numbers that are infinite or NaN, as of a step that was skipped for that, so that
+    ``json.dumps(dataclasses.asdict(report))`` gives JSON.
     """
 
     outcome: str
-    loss: float
-    grad_norm: float
-    sigma_norm: float
-    theta: float
+    loss: float | None
+    grad_norm: float | None
+    sigma_norm: float | None
+    theta: float | None
     step_size: float
     learning_rate: float
     applied_steps: int
     skipped_steps: int
+    trust: float | None = None
+    limit: str | None = None
+
+
+_LIMITS = {
+    lib.RFD_LIMIT_RATE: "rate",
+    lib.RFD_LIMIT_LOSS: "loss",
+    lib.RFD_LIMIT_SIZE: "size",
+}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 class GroupSettings(NamedTuple):
@@ -154,6 +181,7 @@ def _create(
         kept += [name, shape]
         spec.size = ffi.sizeof("rfd_tensor_spec")
         spec.name, spec.shape, spec.rank = name, shape, param.dim()
+        spec.row = row_of(param)
         spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
         spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
     output = ffi.new("rfd_optimizer **")
@@ -176,15 +204,19 @@ def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
         lib.rfd_buffer_destroy(output[0])
 
 
+def fresh_history(method: Method | None, param: Tensor) -> _state.History | None:
+    """What a method remembers before the first step, of one such tensor alone; None with no method."""
+    return None if method is None else _fresh_history(method, tuple(param.shape), param.stride())
+
+
 @functools.cache
-def fresh_history(method: Method | None) -> _state.History | None:
-    """What a method remembers of one tensor before the first step, of the method's example."""
-    if method is None:
-        return None
+def _fresh_history(method: Method, shape: tuple[int, ...], stride: tuple[int, ...]) -> _state.History | None:
     settings = Settings(method, float("inf"), False, None, 1.0)
     group = GroupSettings(1.0, 0.0, 1.0, False)
-    place, param = TensorPlace("any", 0), torch.zeros((), device="cpu")
-    handle = _create(settings, [group], [place], [param], param.device)
+    place = TensorPlace("any", 0)
+    # Nobody looks at its elements.
+    param = torch.empty_strided(shape, stride, device="meta")
+    handle = _create(settings, [group], [place], [param], torch.device("cpu"))
     return _state_of(handle, ffi.NULL, [place.name]).history
 
 
@@ -319,14 +351,16 @@ class Engine:
         report = self._report
         return StepReport(
             _OUTCOMES.get(report.outcome, str(report.outcome)),
-            report.loss,
-            report.grad_norm,
-            report.sigma_norm,
-            report.theta,
+            _finite(report.loss),
+            _finite(report.grad_norm),
+            _finite(report.sigma_norm),
+            _finite(report.theta),
             report.step_size,
             report.learning_rate,
             report.applied_steps,
             report.skipped_steps,
+            None if report.limit == lib.RFD_LIMIT_NONE else report.trust,
+            _LIMITS.get(report.limit),
         )
 
     def get_state(self) -> _state.State:
@@ -336,5 +370,9 @@ class Engine:
     def set_state(self, state: _state.State, params: Sequence[Tensor]) -> None:
         """Takes over what `get_state` gave for the same tensors."""
         names = [place.name for place in self.places]
+        if state.history is not None:
+            own = fresh_history(self.settings.method, torch.empty((), device="meta"))
+            assert own is not None
+            state = state._replace(history=state.history._replace(settings=own.settings))
         data = _state.pack(state, self.settings.method.NAME, names, params)
         check(lib.rfd_optimizer_set_state(self._handle, ffi.from_buffer(data), len(data), self._stream()))

@@ -19,6 +19,7 @@ from torch import Tensor
 from . import sharded
 from ._state import History
 from ._tensors import FORMATS
+from ._variances import is_variances, variances_key
 
 __all__ = ["OF_TENSOR", "SHARED", "kept_numbers", "load_entry", "named_numbers"]
 
@@ -61,11 +62,12 @@ def _names(kind: str, key: Any) -> Sequence[str] | None:
     return None
 
 
-def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) -> dict[str, Any]:
+def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> dict[str, Any]:
     """A copy of a parameter's entry of a `state_dict`; ValueError for one that can't be right.
 
     `fresh` is the history before the first step, None for a method that has none.
     """
+    shape = param.shape
     if not isinstance(saved, Mapping):
         raise ValueError(f"tensor `{name}`: its saved state is a {type(saved).__name__}; give a dict")
     entry: dict[str, Any] = {}
@@ -89,7 +91,32 @@ def load_entry(name: str, saved: Any, shape: torch.Size, fresh: History | None) 
     if fresh is not None:
         for kind, known in ((SHARED, fresh.shared), (OF_TENSOR, fresh.tensors[0])):
             entry |= named_numbers(kind, _saved_numbers(name, kind, saved, known))
+        entry |= _saved_variances(name, saved, sharded.local(param), fresh)
     return entry
+
+
+def _saved_variances(name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History) -> dict[str, Tensor]:
+    """Those of a saved entry, for the rows of the parameter, or none."""
+    (own,) = fresh.variances
+    key, kept = variances_key(param, own), {}
+    for other, values in saved.items():
+        if not is_variances(other):
+            continue
+        _check_dense(name, "variances", values)
+        if other != key or values.shape != own.values.shape:
+            raise ValueError(
+                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has "
+                f"{key} of shape {tuple(own.values.shape)}: load the state into an optimizer for the same "
+                "parameters, which lie in memory as they did"
+            )
+        _check_finite(name, "variances", values)
+        kept = {key: values.to("cpu", torch.float64, copy=True)}
+    if not kept and any(_names(OF_TENSOR, other) is not None for other in saved):
+        raise ValueError(
+            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the "
+            "release that saved it"
+        )
+    return kept
 
 
 def _saved_numbers(

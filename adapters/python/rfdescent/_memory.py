@@ -14,6 +14,7 @@ from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
 from ._groups import Groups
 from ._names import in_order_of
 from ._state import History, State
+from ._variances import Variances, as_entry, kept_variances
 
 __all__ = ["Memory", "check_not_capturing", "is_half", "is_later"]
 
@@ -49,15 +50,15 @@ class Memory(Groups):
         """The state of every parameter as tensors."""
         entries: dict[Tensor, dict[str, Any]] = {}
         engine = self._engine
-        fresh = fresh_history(self._METHOD.example())
-        history: History | None
+        shared: dict[str, float] | None
         if engine is None:
             applied, skipped = self._counts()
-            history = self._kept_history()
+            shared = self._kept_shared()
         else:
             flat = engine.get_state()
             applied, skipped = flat.applied_steps, flat.skipped_steps
             history = flat.history
+            shared = None if history is None else history.shared
             # The groups may list others by now, or these in another order.
             positions = {id(param): position for position, param in enumerate(engine.parameters)}
         names = iter(self._names())
@@ -71,15 +72,17 @@ class Memory(Groups):
                     for key, count in (("step", applied), ("skipped", skipped))
                 }
                 buffers: dict[str, Tensor | None] = {}
-                own: dict[str, float] | None = None
+                fresh = fresh_history(self._METHOD.example(), local)
+                own: _OfTensor | None = None
                 if engine is None:
                     saved = self.state.get(param, {})
                     shape = param.shape
                     buffers = {kind: saved.get(kind) for kind in ("velocity", "master")}
-                    own = kept_numbers(saved, OF_TENSOR)
+                    own = _kept(saved, local, fresh)
                 elif (position := positions.get(id(param))) is not None:
                     shape = local.shape
-                    own = None if history is None else history.tensors[position]
+                    if history is not None:
+                        own = history.tensors[position], history.variances[position]
                     buffers = {
                         kind: engine.table.shaped(position, values[position], local.device)
                         for kind, values in (("velocity", flat.velocities), ("master", flat.masters))
@@ -97,25 +100,34 @@ class Memory(Groups):
                 for key, values in buffers.items():
                     if values is not None:
                         entry[key] = sharded.as_sharded(values, param)
-                if history is not None and fresh is not None:
-                    entry |= named_numbers(SHARED, history.shared)
-                    entry |= named_numbers(OF_TENSOR, fresh.tensors[0] if own is None else own)
+                if shared is not None and fresh is not None:
+                    numbers, variances = own or (fresh.tensors[0], fresh.variances[0])
+                    entry |= named_numbers(SHARED, shared)
+                    entry |= named_numbers(OF_TENSOR, numbers)
+                    entry |= as_entry(local, variances)
                 entries[param] = entry
         return entries
 
-    def _kept_history(self) -> History | None:
+    def _kept_shared(self) -> dict[str, float] | None:
         """What self.state has of the history that tensors share; None with a method that has none."""
-        fresh = fresh_history(self._METHOD.example())
+        fresh = fresh_history(self._METHOD.example(), torch.empty((), device="meta"))
         if fresh is None:
             return None
-        kept = (kept_numbers(entry, SHARED) for entry in self.state.values())
-        return fresh._replace(shared=next(filter(None, kept), fresh.shared))
+        found = (kept_numbers(entry, SHARED) for entry in self.state.values())
+        kept = next(filter(None, found), fresh.shared)
+        if kept.keys() != fresh.shared.keys():
+            # Of an optimizer that an earlier release has pickled.
+            raise ValueError(
+                f"the optimizer's history has the numbers {', '.join(kept)}, not "
+                f"{', '.join(fresh.shared)}: go on with the release that saved it, or begin anew"
+            )
+        return kept
 
     def _pending(self, parameters: list[Tensor], params: list[Tensor]) -> State | None:
         """What self.state holds, as the library takes it; None when there is nothing."""
         velocities: list[Tensor | None] = []
         masters: list[Tensor | None] = []
-        histories: list[dict[str, float] | None] = []
+        histories: list[_OfTensor] = []
         groups = [group for group in self.param_groups for _ in group["params"]]
         for name, group, param, local in zip(self._names(), groups, parameters, params):
             entry = {key: self.state.get(param, {}).get(key) for key in ("velocity", "master")}
@@ -136,14 +148,18 @@ class Memory(Groups):
             masters.append(_flat(master, local, torch.float32))
             # It says how much of the average a velocity has, so that it is nothing without.
             lost = moving and velocity is None
-            histories.append(None if lost else kept_numbers(self.state.get(param, {}), OF_TENSOR))
+            fresh = fresh_history(self._METHOD.example(), local)
+            if fresh is not None:
+                own = None if lost else _kept(self.state.get(param, {}), local, fresh)
+                histories.append(own or (fresh.tensors[0], fresh.variances[0]))
         counts = self._counts()
         if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
             return None
-        history = self._kept_history()
-        if history is not None:
-            (fresh,) = history.tensors
-            history = history._replace(tensors=[fresh if own is None else own for own in histories])
+        shared, history = self._kept_shared(), None
+        if shared is not None:
+            # The settings are the engine's.
+            numbers, variances = [own[0] for own in histories], [own[1] for own in histories]
+            history = History(shared, numbers, variances, {})
         return State(*counts, velocities, masters, history)
 
     def state_dict(self) -> dict[str, Any]:
@@ -152,8 +168,10 @@ class Memory(Groups):
 
         Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum or
         averaged gradients, ``master`` with master weights; with the adaptive method what it remembers,
-        numbers whose names are in the keys: ``history(factor,last,...)``, of losses, alike in all, and
-        ``tensor_history(average_rest,...)``. Copies are made. On a CUDA device it waits for the steps.
+        numbers whose names are in the keys: ``history(below,high,...)``, of losses, alike in all, and
+        ``tensor_history(average_rest,...)``; and ``variances(row,columns)``, averages of squares for each
+        column and each row, whose key has the elements of a row and how many columns there are. Copies are
+        made. On a CUDA device it waits for the steps.
         """
         self._show_state()
         return super().state_dict()
@@ -164,21 +182,31 @@ class Memory(Groups):
         self._shown = True
 
     def _hide_state(self) -> None:
-        for param in self._parameters():
-            # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
-            self.state[param] = {}
+        # With entries, so that torch.distributed.checkpoint takes no step to make them; none of parameters
+        # that others have taken the place of, which would be kept alive.
+        self.state = type(self.state)(dict, {param: {} for param in self._parameters()})
         self._shown = False
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Loads what `state_dict` gave.
 
         Parameters that have names in both are found by name, whatever their order; else by position. Buffers
         keep their format: PyTorch would round them to that of the parameters.
+
+        Parameters
+        ----------
+        state_dict : dict
+            The state.
+        strict : bool
+            Whether state and optimizer must have the same parameters. False loads what fits by name, for
+            layers that were added, taken out, frozen or unfrozen since: other parameters start anew, and
+            groups keep their settings where the state has their parameters in several groups or not at all.
+            A warning lists what is missing and what is left over.
         """
         loaded: dict[str, Any] = {}
 
         def keep(_: Any, given: dict[str, Any]) -> dict[str, Any]:
-            loaded.update(in_order_of(self.param_groups, given))
+            loaded.update(in_order_of(self.param_groups, given, strict))
             return loaded
 
         def restore(_: Any) -> None:
@@ -209,11 +237,15 @@ class Memory(Groups):
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
         validate(*self._options())
-        fresh = fresh_history(self._METHOD.example())
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
-            state[param] = load_entry(name, loaded["state"].get(key, {}), param.shape, fresh)
+            fresh = fresh_history(self._METHOD.example(), sharded.local(param))
+            entry = load_entry(name, loaded["state"].get(key, {}), param, fresh)
+            for kind in ("velocity", "master"):
+                if kind in entry:
+                    entry[kind] = sharded.spread(entry[kind], param)
+            state[param] = entry
         self.state = type(self.state)(dict, state)
         self._engine = None
 
@@ -221,6 +253,17 @@ class Memory(Groups):
         """For pickling and copying: without the library's handle."""
         attributes = {key: self.__dict__[key] for key in self._OWN}
         return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
+
+
+# What a method remembers of one tensor: numbers by name, and variances.
+_OfTensor = tuple[dict[str, float], Variances]
+
+
+def _kept(entry: dict[str, Any], local: Tensor, fresh: History | None) -> _OfTensor | None:
+    """That of an optimizer's own entry; None when it is not whole."""
+    numbers = kept_numbers(entry, OF_TENSOR)
+    variances = None if fresh is None else kept_variances(entry, local, fresh.variances[0])
+    return None if numbers is None or variances is None else (numbers, variances)
 
 
 def is_half(param: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,20 @@ __all__ = ["in_order_of"]
 Group = Mapping[str, Any]
 
 
-def in_order_of(groups: Sequence[Group], state: dict[str, Any]) -> dict[str, Any]:
+def in_order_of(groups: Sequence[Group], state: dict[str, Any], strict: bool = True) -> dict[str, Any]:
     """A loaded state with its groups and their parameters in the order of the optimizer's groups.
 
     By position, as it is, where one of the two has no names. The names that the optimizer was given stay.
-    ValueError names the tensors that only one of the two has.
+    ValueError names the tensors that only one of the two has; without `strict` a warning does.
     """
     saved = state.get("param_groups", [])
+    if not strict:
+        if _names(groups) is None or _names(saved) is None:
+            raise ValueError(
+                "strict=False finds parameters by name, which the optimizer or the state does not have: make "
+                "the optimizer, of which it is a state too, from model.named_parameters()"
+            )
+        return {**state, "param_groups": _what_fits(groups, saved)}
     if _names(groups) is None:
         return state
     # torch.distributed.checkpoint has found each parameter by its name, which stands in place of its number.
@@ -44,21 +52,42 @@ def _names(groups: Sequence[Group]) -> list[str] | None:
     return names if len(set(names)) == len(names) else None
 
 
+def _differences(groups: Sequence[Group], saved: Sequence[Group]) -> str:
+    """What the state lacks and what it has beside the optimizer's tensors; empty without either."""
+    own = [name for group in groups for name in group.get("param_names", [])]
+    theirs = [name for group in saved for name in group.get("param_names", [])]
+    parts = (
+        ("lacks", [name for name in own if name not in set(theirs)]),
+        ("additionally has", sorted(set(theirs) - set(own))),
+    )
+    return " and ".join(f"{what} {_listed(names)}" for what, names in parts if names)
+
+
+def _what_fits(groups: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
+    """The optimizer's groups with the keys of a state, or other keys for tensors that it does not have."""
+    if differences := _differences(groups, saved):
+        warnings.warn(f"the state {differences}; what fits is loaded", UserWarning, stacklevel=2)
+    keys = {
+        name: (key, group)
+        for group in saved
+        for name, key in zip(group.get("param_names", []), group["params"])
+    }
+    fitting = []
+    for group in groups:
+        names = group.get("param_names", [])
+        sources = {id(keys[name][1]): keys[name][1] for name in names if name in keys}
+        settings = next(iter(sources.values())) if len(sources) == 1 else group
+        own = [keys[name][0] if name in keys else f"without a state: {name}" for name in names]
+        fitting.append({**settings, "params": own, "param_names": list(names)})
+    return fitting
+
+
 def _arranged(groups: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
     home = {name: index for index, group in enumerate(saved) for name in group.get("param_names", [])}
-    own = [name for group in groups for name in group.get("param_names", [])]
-    differences = [
-        f"{what} {_listed(names)}"
-        for what, names in (
-            ("lacks", [name for name in own if name not in home]),
-            ("additionally has", sorted(home.keys() - own)),
-        )
-        if names
-    ]
-    if differences:
+    if differences := _differences(groups, saved):
         raise ValueError(
-            f"the state {' and '.join(differences)}; load it into an optimizer for the same parameters, "
-            "or take param_names out of its groups, to go by position"
+            f"the state {differences}; load it into an optimizer for the same parameters, take param_names "
+            "out of its groups, to go by position, or load what fits with strict=False"
         )
     arranged = []
     for index, group in enumerate(groups):

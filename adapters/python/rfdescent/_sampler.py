@@ -24,6 +24,10 @@ class Sampler:
     """Losses and squared gradient norms of one network on one data set."""
 
     def __init__(self, model_factory: Callable[[], torch.nn.Module], loss: Any, batches: Batches) -> None:
+        if isinstance(loss, type) or not callable(loss):
+            given = f"the class {loss.__name__}" if isinstance(loss, type) else f"a {type(loss).__name__}"
+            remedy = f"an instance of it: {loss.__name__}()" if isinstance(loss, type) else "a function"
+            raise TypeError(f"loss is {given}; give {remedy}, which is called as loss(model(x), y)")
         self.loss = loss
         self.batches = batches
         self.initialise = _Initialiser(model_factory)
@@ -38,14 +42,30 @@ class Sampler:
 
     def draw(self, asked: Sequence[tuple[int, int]]) -> Iterator[torch.Tensor]:
         """Loss and squared gradient norm per pair of batch size and seed, float64, on the model's device."""
-        indices = [
-            np.random.default_rng(seed).choice(len(self.batches), size, replace=False, shuffle=False)
-            for size, seed in asked
-        ]
+        indices = [self._indices(size, seed) for size, seed in asked]
         for (size, seed), batch in zip(asked, self.batches.take(indices), strict=True):
             torch.manual_seed(seed)
             model = self.initialise()
             yield self._evaluate(model, batch, size)
+
+    def _indices(self, size: int, seed: int) -> np.ndarray:
+        """The examples of a mini-batch."""
+        return np.random.default_rng(seed).choice(len(self.batches), size, replace=False, shuffle=False)
+
+    def refuse_data(self, size: int, seed: int) -> None:
+        """Raises ValueError where a mini-batch has inputs or targets that are not finite, and says which."""
+        indices = self._indices(size, seed)
+        for what, part in zip("xy", pair(next(self.batches.take([indices])))):
+            if not isinstance(part, torch.Tensor) or not part.is_floating_point() or len(part) != size:
+                continue
+            wrong = ~torch.isfinite(part).reshape(size, -1).all(1).cpu().numpy()
+            if wrong.any():
+                examples = sorted(indices[wrong].tolist())
+                shown = ", ".join(map(str, examples[:5])) + (" and more" if len(examples) > 5 else "")
+                raise ValueError(
+                    f"data: {what} is NaN or infinite in example{'s' * (len(examples) > 1)} {shown}; leave "
+                    "out or mend all such examples, here and in training"
+                )
 
     def _evaluate(self, model: torch.nn.Module, batch: Any, size: int) -> torch.Tensor:
         inputs, targets = moved_to(pair(batch), self.device)

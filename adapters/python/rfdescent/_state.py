@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._variances import Variances
+
 __all__ = ["History", "State", "pack", "unpack"]
 
 _KEY = "rfdescent_optimizer_state"
@@ -21,11 +23,14 @@ _FORMATS = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", to
 class History(NamedTuple):
     """What a method remembers beside velocities: numbers by their names in the library.
 
-    Those that all tensors share, and those of each tensor.
+    Those that all tensors share and those of each tensor, each tensor's variances, and the settings that all
+    of it is only right with.
     """
 
     shared: dict[str, float]
     tensors: list[dict[str, float]]
+    variances: list[Variances]
+    settings: dict[str, float]
 
 
 class State(NamedTuple):
@@ -60,7 +65,18 @@ def unpack(data: Any, names: Sequence[str]) -> State:
 
     history = None
     if "history" in metadata:
-        history = History(metadata["history"], [tensor.get("history", {}) for tensor in metadata["tensors"]])
+        tensors = {tensor["name"]: tensor for tensor in metadata["tensors"]}
+        variances = [
+            Variances(tensors[name]["rows"][0], tensors[name]["rows"][1], values)
+            for name, values in zip(names, buffers("variances"))
+            if values is not None
+        ]
+        history = History(
+            metadata["history"],
+            [tensors[name].get("history", {}) for name in names],
+            variances,
+            metadata["settings"],
+        )
     return State(
         metadata["applied_steps"],
         metadata["skipped_steps"],
@@ -90,14 +106,22 @@ def pack(state: State, method: str, names: Sequence[str], params: Sequence[Tenso
         "skipped_steps": state.skipped_steps,
         "tensors": entries,
     }
+    variances: list[Tensor | None] = []
     if state.history is not None:
+        metadata["settings"] = state.history.settings
         metadata["history"] = state.history.shared
-        for entry, numbers in zip(entries, state.history.tensors):
+        for entry, numbers, own in zip(entries, state.history.tensors, state.history.variances):
             entry["history"] = numbers
+            entry["rows"] = [own.row, own.columns]
+            variances.append(own.values)
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(metadata)}}
     chunks = []
     offset = 0
-    for kind, buffers in (("velocity", state.velocities), ("master", state.masters)):
+    for kind, buffers in (
+        ("velocity", state.velocities),
+        ("master", state.masters),
+        ("variances", variances),
+    ):
         for name, values in zip(names, buffers):
             if values is not None:
                 size = values.numel() * values.element_size()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._library import ffi, lib
 
-__all__ = ["FORMATS", "Table", "check_gradient", "check_parameter", "is_dense"]
+__all__ = ["FORMATS", "Table", "check_parameter", "is_dense"]
 
 FORMATS = {
     torch.float32: lib.RFD_DTYPE_F32,
@@ -63,8 +63,11 @@ def check_parameter(name: str, param: Tensor) -> None:
         )
 
 
-def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
-    """Raises ValueError for a gradient that can't be read element by element beside its parameter."""
+def readable_gradient(name: str, param: Tensor, grad: Tensor) -> Tensor:
+    """A gradient as it can be read element by element beside its parameter, a copy where it lies otherwise.
+
+    Raises ValueError where there are no such elements.
+    """
     if grad.layout is not torch.strided:
         raise ValueError(
             f"tensor `{name}`: its gradient is {grad.layout}; make it dense with param.grad = "
@@ -82,16 +85,9 @@ def check_gradient(name: str, param: Tensor, grad: Tensor) -> None:
         )
     if grad.device != param.device:
         raise ValueError(f"tensor `{name}` is on {param.device} but its gradient on {grad.device}")
-    if grad.is_neg():
-        raise ValueError(
-            f"tensor `{name}`: its gradient is a lazily negated view; set param.grad = "
-            "param.grad.resolve_neg()"
-        )
-    if not _same_order(param, grad):
-        raise ValueError(
-            f"tensor `{name}` has strides {param.stride()} but its gradient {grad.stride()}; lay it out "
-            "alike with param.grad = torch.empty_like(param).copy_(param.grad)"
-        )
+    if grad.is_neg() or not _same_order(param, grad):
+        return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
+    return grad
 
 
 # The library's rfd_tensor, or rfd_gradient, as a row of an array.
@@ -121,6 +117,7 @@ class Table:
         self.shapes = [param.size() for param in params]
         self.strides = [param.stride() for param in params]
         self.counts = [param.numel() for param in params]
+        self._single = [index for index, count in enumerate(self.counts) if count == 1]
         self.dtypes = [param.dtype for param in params]
         self.grad_dtypes = list(self.dtypes)
         self.pointers = [param.data_ptr() for param in params]
@@ -144,9 +141,9 @@ class Table:
         """
         # One list after another: several times faster than a tuple for each parameter.
         return (
-            [param.data_ptr() for param in params] == self.pointers
-            and [param.size() for param in params] == self.shapes
-            and [param.stride() for param in params] == self.strides
+            list(map(Tensor.data_ptr, params)) == self.pointers
+            and list(map(Tensor.size, params)) == self.shapes
+            and list(map(Tensor.stride, params)) == self.strides
             and [param.dtype for param in params] == self.dtypes
         )
 
@@ -154,32 +151,53 @@ class Table:
         """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
         return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)
 
-    def place_grads(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Notes where the gradients of this step lie; None for one that is missing."""
-        shapes, strides, counts, dtypes = self.shapes, self.strides, self.counts, self.grad_dtypes
-        pointers = []
-        for index, grad in enumerate(grads):
-            if grad is None:
-                pointers.append(0)
-                continue
-            # Sparse gradients have no strides; asking for the format first tells them apart without an
-            # exception.
-            if (
-                grad.layout is not torch.strided
-                or grad.stride() != strides[index]
-                or grad.dtype is not dtypes[index]
-                or grad.size() != shapes[index]
+    def _as_before(self, grads: Sequence[Any]) -> bool:
+        """Whether gradients have their parameters' shapes and orders, and the formats of the last step."""
+        there: Sequence[Any] = grads
+        strides: list[Any] = self.strides
+        shapes: list[Any] = self.shapes
+        dtypes: list[Any] = self.grad_dtypes
+        missing = [index for index, grad in enumerate(grads) if grad is None]
+        if missing:
+            kept = sorted(set(range(len(grads))).difference(missing))
+            there, strides, shapes, dtypes = (
+                [values[index] for index in kept] for values in (grads, strides, shapes, dtypes)
+            )
+        try:
+            # As in `describes`.
+            return (
+                list(map(Tensor.stride, there)) == strides
+                and list(map(Tensor.size, there)) == shapes
+                and [grad.dtype for grad in there] == dtypes
                 # A lazily negated view of more elements has other strides, of complex numbers.
-                or (counts[index] == 1 and grad.is_neg())
-            ):
-                check_gradient(self.names[index], params[index], grad)
-                if grad.dtype is not dtypes[index]:
-                    dtypes[index] = grad.dtype
+                and not any(grads[index] is not None and grads[index].is_neg() for index in self._single)
+            )
+        except RuntimeError:
+            # A sparse one has no strides.
+            return False
+
+    def place_grads(self, params: Sequence[Tensor], grads: list[Tensor | None]) -> list[str]:
+        """Notes where the gradients of this step lie; None for one that is missing.
+
+        Those that do not lie as their parameters are copied, in the list too, and named.
+        """
+        copied = []
+        if not self._as_before(grads):
+            for index, grad in enumerate(grads):
+                if grad is None:
+                    continue
+                readable = readable_gradient(self.names[index], params[index], grad)
+                if readable is not grad:
+                    grads[index] = readable
+                    copied.append(self.names[index])
+                if grad.dtype is not self.grad_dtypes[index]:
+                    self.grad_dtypes[index] = grad.dtype
                     self._grads["dtype"][index] = FORMATS[grad.dtype]
-            pointers.append(grad.data_ptr())
+        pointers = [0 if grad is None else grad.data_ptr() for grad in grads]
         if pointers != self.grad_pointers:
             self._grads["data"] = pointers
             self.grad_pointers = pointers
+        return copied
 
 
 def address(tensor: Tensor) -> Any:

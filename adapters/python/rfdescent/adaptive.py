@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import numbers
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,33 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["AdaptiveRFD"]
 
-ANISOTROPIES = {
-    "tensorwise": lib.RFD_ANISOTROPY_TENSORWISE,
-    "isotropic": lib.RFD_ANISOTROPY_ISOTROPIC,
-}
-
 
 @dataclass(frozen=True)
 class Adaptive(Method):
     """The adaptive method, which averages gradients itself."""
 
     averaging: float
-    anisotropy: str
-    loss_bound: float
+    loss_bound: float | None
 
     NAME = "adaptive"
     NEEDS_WHOLE_TENSORS = True
 
     @classmethod
     def example(cls) -> Adaptive:
-        return cls(0.0, "tensorwise", 0.0)
+        return cls(0.0, None)
 
     def create(self, *arguments: Any) -> int:
         settings = init(
             "rfd_adaptive",
             averaging=self.averaging,
-            anisotropy=ANISOTROPIES[self.anisotropy],
-            loss_bound=self.loss_bound,
+            loss_bound=-math.inf if self.loss_bound is None else self.loss_bound,
         )
         return lib.rfd_adaptive_optimizer_create(settings, *arguments)
 
@@ -64,16 +57,16 @@ class AdaptiveRFD(Descent):
     averaging : float
         In [0, 1): decay of the averages of gradients and losses. The average of gradients is float32 (float64
         for float64 parameters); with 0 none is kept. Holds for all groups and all steps.
-    anisotropy : {"tensorwise", "isotropic"}
-        Whether each tensor has a length scale of its own, or all share one.
-    loss_bound : float
-        The largest number known that the loss does not fall below: 0 for cross entropy and squared errors.
-        Steps with a loss below it are skipped.
+    loss_bound : float or None
+        The largest number known that the loss does not fall below; steps with a loss below it are skipped.
+        None, for none known: losses are taken to have the bound 0 until one is negative, and then none.
     lr : float
         Multiplies the step size; for schedulers. May differ between groups.
     length_scale_factor : float
         Multiplies the length scale of a group relative to the others'. May differ between groups.
-    weight_decay, norm_lock, max_step_size, master_weights, stochastic_rounding
+    weight_decay : float
+        As with `RFD`, but multiplied by a tenth of the rate, so that values for AdamW are right.
+    norm_lock, max_step_size, master_weights, stochastic_rounding
         As with `RFD`.
     process_group : ProcessGroup, "auto" or None
         The processes that train together, each with all tensors, as with DistributedDataParallel. "auto" are
@@ -86,16 +79,16 @@ class AdaptiveRFD(Descent):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
-    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale.
+    `step` needs the loss: observed (`observe`), from a closure or as an argument. It is the mean over the
+    batch that the gradients are the mean of, without additions such as weight decay, and never multiplied by
+    a gradient scale.
     ``docs/adaptive.md`` derives the method.
     """
 
     _METHOD = Adaptive
-    _OWN = (*Descent._OWN, "_anisotropy", "_loss_bound")
+    _OWN = (*Descent._OWN, "_loss_bound")
     _NOT_OF_GROUPS = {
         **Descent._NOT_OF_GROUPS,
-        "anisotropy": "holds for all groups: give it to the optimizer",
         "loss_bound": "holds for all groups: give it to the optimizer",
         "momentum": "is for RFD, the fitted method: leave it out, gradients are averaged already",
         **dict.fromkeys(
@@ -110,8 +103,7 @@ class AdaptiveRFD(Descent):
         params: Iterable[Any],
         *,
         averaging: float = 0.9,
-        anisotropy: str = "tensorwise",
-        loss_bound: float = 0,
+        loss_bound: float | None = None,
         lr: float = 1,
         weight_decay: float = 0,
         length_scale_factor: float = 1,
@@ -121,12 +113,13 @@ class AdaptiveRFD(Descent):
         stochastic_rounding: int | None = None,
         process_group: ProcessGroup | Literal["auto"] | None = "auto",
     ) -> None:
-        if not isinstance(anisotropy, str) or anisotropy not in ANISOTROPIES:
-            raise ValueError(f"anisotropy = {anisotropy!r} must be one of {', '.join(ANISOTROPIES)}")
         check_type("averaging", averaging, numbers.Real, "a number")
-        check_type("loss_bound", loss_bound, numbers.Real, "a number")
-        self._anisotropy = anisotropy
-        self._loss_bound = float(loss_bound)
+        self._loss_bound: float | None = None
+        if loss_bound is not None:
+            check_type("loss_bound", loss_bound, numbers.Real, "a number or None")
+            self._loss_bound = float(loss_bound)
+            if not math.isfinite(self._loss_bound):
+                raise ValueError(f"loss_bound = {loss_bound} must be finite, or None for none known")
         defaults = {
             "lr": lr,
             "averaging": float(averaging),
@@ -152,7 +145,7 @@ class AdaptiveRFD(Descent):
                     f"param_groups[{index}] has averaging = {group['averaging']}, but the optimizer was made "
                     f"with {averaging}, which holds for all groups and all steps: make another AdaptiveRFD"
                 )
-        return Adaptive(averaging, self._anisotropy, self._loss_bound)
+        return Adaptive(averaging, self._loss_bound)
 
     def _has_velocity(self, group: dict[str, Any]) -> bool:
         return number(group, "averaging") > 0
@@ -160,9 +153,8 @@ class AdaptiveRFD(Descent):
     def _take_report(self, report: StepReport, engine: Engine) -> None:
         super()._take_report(report, engine)
         if report.outcome == "loss_below_bound":
-            warnings.warn(
-                # The same text each time, which Python shows once.
+            self._advice.give(
+                "below",
                 f"a loss is below loss_bound = {self._loss_bound}, so that its step is skipped: give "
                 "AdaptiveRFD a smaller loss_bound",
-                stacklevel=2,
             )

@@ -470,6 +470,12 @@ def samples(df: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _column(df: Any, name: str) -> np.ndarray:
     if name not in df:
+        one = next((str(column) for column in df if ";" in str(column)), None)
+        if one is not None:
+            raise ValueError(
+                f"the samples have one column `{one}`: they are separated by semicolons, so read them with "
+                'pandas.read_csv(FILE, sep=";")'
+            )
         raise ValueError(
             f"the samples have no column {name}; needed are loss, grad_norm (or sq_grad_norm), batchsize"
         )

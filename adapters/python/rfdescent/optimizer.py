@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._descent import Descent
+from ._engine import Engine, StepReport
 from ._groups import check_type, number
 from ._library import check, ffi, init, lib
 from ._method import Method
@@ -113,10 +114,10 @@ class RFD(Descent):
 
     Notes
     -----
-    `step` needs the loss, from a closure or as an argument. It is the mean over the batch that the gradients
-    are the mean of, without additions such as weight decay, and never multiplied by a gradient scale. The
-    formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024. `load_state_dict` takes
-    states of the published package pyrfd too.
+    `step` needs the loss: observed (`observe`), from a closure or as an argument. It is the mean over the
+    batch that the gradients are the mean of, without additions such as weight decay, and never multiplied by
+    a gradient scale. The formulas are in Benning and Döring, *Random Function Descent*, NeurIPS 2024.
+    `load_state_dict` takes states of the published package pyrfd too.
 
     Velocities and master weights belong to the library; `state_dict` copies them out. Those of a parameter
     whose shape changes are dropped, with a warning.
@@ -126,7 +127,8 @@ class RFD(Descent):
     _OWN = (*Descent._OWN, "covariance_model", "_mode")
     _NOT_OF_GROUPS = {
         **Descent._NOT_OF_GROUPS,
-        "covariance_model": "holds for all groups: give it to the optimizer",
+        "covariance_model": "holds for all groups: give it to the optimizer. ZeroRedundancyOptimizer, which "
+        "puts it there, can't be used with RFD: shard the model with fully_shard instead",
         "mode": "holds for all groups: give it to the optimizer",
         "batch_size": "holds for all groups: give it to RFD, or b_size_inv = 1/batch_size to each group",
         "length_scale": "the model has: give length_scale_factor, relative to it",
@@ -146,17 +148,14 @@ class RFD(Descent):
         weight_decay: float = 0,
         length_scale_factor: float = 1,
         batch_size: int | None = None,
-        mode: str = "rfd",
+        mode: Literal["rfd", "a-rfd", "clipped-a-rfd"] = "rfd",
         max_step_size: float | None = None,
         master_weights: bool = False,
         stochastic_rounding: int | None = None,
         process_group: ProcessGroup | Literal["auto"] | None = "auto",
     ) -> None:
         if not isinstance(covariance_model, IsotropicCovariance):
-            raise TypeError(
-                f"covariance_model is a {type(covariance_model).__name__}; give a model of rfdescent, such "
-                "as SquaredExponential"
-            )
+            raise TypeError(_no_model(covariance_model))
         if not isinstance(mode, str) or mode not in MODES:
             raise ValueError(f"mode = {mode!r} must be one of {', '.join(MODES)}")
         if batch_size is not None:
@@ -204,8 +203,31 @@ class RFD(Descent):
     def _has_velocity(self, group: dict[str, Any]) -> bool:
         return number(group, "momentum") > 0
 
+    def _advise_at_start(self, engine: Engine) -> None:
+        super()._advise_at_start(engine)
+        if (dims := self.covariance_model.dims) is not None:
+            self._advice.of_dims(dims, self._elements(engine))
+
+    def _advise(self, report: StepReport, engine: Engine) -> None:
+        super()._advise(report, engine)
+        self._advice.of_decay(report, max(group.weight_decay * group.multiplier for group in engine.groups))
+
     def _take(self, loaded: dict[str, Any]) -> None:
         for group in self.param_groups:
             # That of pyrfd's groups is its covariance.
             group.pop("cov", None)
         super()._take(loaded)
+
+
+def _no_model(given: Any) -> str:
+    """What to say to a covariance model that is none."""
+    if isinstance(given, type):
+        return f"covariance_model is the class {given.__name__}; give a fitted model: {given.__name__}(...)"
+    name = type(given).__name__
+    if type(given).__module__.partition(".")[0] == "pyrfd":
+        return (
+            f"covariance_model is pyrfd's {name}; make it one of rfdescent with the same numbers: "
+            f"rfdescent.{name}(mean=m.mean, variance=(m.var_reg.intercept, m.var_reg.slope), "
+            "gradient_var=(m.g_var_reg.intercept, m.g_var_reg.slope), dims=m.dims)"
+        )
+    return f"covariance_model is a {name}; give a model of rfdescent, such as SquaredExponential"

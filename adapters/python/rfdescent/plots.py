@@ -1,4 +1,5 @@
-"""Pictures of a fitted covariance model: how well it describes its samples, and which steps it takes.
+"""Pictures of a fitted covariance model, how well it describes its samples and which steps it takes, and of a
+training run.
 
 They need matplotlib and SciPy, which are imported when a picture is drawn.
 """
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from ._engine import StepReport
 from .covariance import IsotropicCovariance, samples
 
-__all__ = ["plot_sanity_checks", "plot_step_sizes"]
+__all__ = ["plot_run", "plot_sanity_checks", "plot_step_sizes"]
 
 # More points make a picture slow and no clearer.
 _MOST_POINTS = 2000
@@ -120,9 +122,11 @@ def plot_sanity_checks(
     return figure, axes
 
 
-def plot_step_sizes(covariance: IsotropicCovariance, *, b_size_inv: float = 0, ax: Any = None) -> Any:
+def plot_step_sizes(
+    covariance: IsotropicCovariance, *, b_size_inv: float = 0, label: str = "RFD", ax: Any = None
+) -> Any:
     """Draws RFD's step size against the gradient cost quotient ‖g‖/(μ − L) (paper, section "The RFD step size
-    schedule").
+    schedule"). Several models share a panel with the `ax` of the first, each with a colour of its own.
 
     Parameters
     ----------
@@ -130,6 +134,8 @@ def plot_step_sizes(covariance: IsotropicCovariance, *, b_size_inv: float = 0, a
         A fitted model.
     b_size_inv : float
         1/b for mini-batches of b examples (S-RFD), or 0 for exact losses and gradients.
+    label : str
+        What the legend calls the step sizes.
     ax : matplotlib.axes.Axes, optional
         Where to draw; a new figure by default.
 
@@ -155,15 +161,67 @@ def plot_step_sizes(covariance: IsotropicCovariance, *, b_size_inv: float = 0, a
     plateau = covariance.plateau_step_size
     if ax is None:
         _, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-    ax.axhline(plateau, color="grey", label=f"plateau {plateau:.4g}")
+    name = label if b_size_inv == 0 else f"{label}, batches of {1 / b_size_inv:g}"
+    # The next of the panel's colours.
+    (curve,) = ax.plot(quotients, steps, label=name)
+    color = curve.get_color()
+    ax.axhline(plateau, color=color, linestyle=":", label=f"{name}: plateau {plateau:.4g}")
     shown = asymptote <= 2 * plateau
-    ax.plot(quotients[shown], asymptote[shown], color="grey", linestyle="--", label="A-RFD, the asymptote")
-    ax.plot(quotients, steps, color="C1", label="RFD")
-    name = "quotient" if b_size_inv == 0 else f"quotient, batches of {1 / b_size_inv:g}"
-    ax.set(xscale="log", yscale="log", xlabel=f"gradient cost {name}: ‖g‖/(μ − L)", ylabel="step size η")
+    ax.plot(
+        quotients[shown], asymptote[shown], color=color, linestyle="--", label=f"{name}: A-RFD, the asymptote"
+    )
+    ax.set(xscale="log", yscale="log", xlabel="gradient cost quotient: ‖g‖/(μ − L)", ylabel="step size η")
     ax.grid(alpha=0.2)
     ax.legend(loc="lower right", fontsize="small")
     return ax
+
+
+def plot_run(reports: Sequence[StepReport]) -> tuple[Any, Any]:
+    """Draws what the steps of a run did: loss, step size, learning rate and, where there is one, trust.
+
+    Parameters
+    ----------
+    reports : sequence of StepReport
+        `optimizer.report` after each step, or after some. Skipped steps are marked in the panel of the loss.
+
+    Returns
+    -------
+    (matplotlib.figure.Figure, numpy.ndarray of matplotlib.axes.Axes)
+        The figure and its panels, one below the other over the number of the step.
+
+    Raises
+    ------
+    ImportError
+        When matplotlib or SciPy are missing.
+    ValueError
+        When there is no report of a step.
+    """
+    plt, _ = _libraries()
+    taken = [report for report in reports if report.outcome != "none"]
+    if not taken:
+        raise ValueError("there is no report of a step to draw: keep optimizer.report after each step")
+    names = {"loss": "loss", "step_size": "step size η", "learning_rate": "learning rate"}
+    if any(report.trust is not None for report in taken):
+        names["trust"] = "trust"
+    figure, axes = plt.subplots(
+        len(names), 1, figsize=(8, 2 * len(names) + 1), sharex=True, layout="constrained"
+    )
+    numbers = np.array([report.applied_steps + report.skipped_steps for report in taken])
+    applied = np.array([report.outcome == "applied" for report in taken])
+    for axis, (field, name) in zip(axes, names.items(), strict=True):
+        values = np.array([getattr(report, field) for report in taken], dtype=float)
+        axis.plot(numbers[applied], values[applied])
+        axis.set(ylabel=name)
+        if (values[applied] > 0).all():
+            axis.set(yscale="log")
+        axis.grid(alpha=0.2)
+    for number in numbers[~applied]:
+        axes[0].axvline(number, color="C3", alpha=0.4, linewidth=1)
+    if not applied.all():
+        axes[0].lines[-1].set_label("skipped")
+        axes[0].legend(loc="upper right", fontsize="small")
+    axes[-1].set(xlabel="step")
+    return figure, axes
 
 
 def _libraries() -> tuple[Any, Any]:

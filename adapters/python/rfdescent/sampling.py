@@ -112,7 +112,10 @@ class _Run:
     ) -> None:
         self.sampler, self.options, self.cache, self.max_iter = sampler, options, cache, max_iter
         self.bar = tqdm(
-            total=options.initial_budget, unit=" examples", desc="auto-fit", disable=not progress, leave=False
+            unit=" examples",
+            desc="auto-fit",
+            disable=_hidden() if progress else True,
+            leave=False,
         )
         self.failure: BaseException | None = None
         self.enough = self.warned = False
@@ -224,6 +227,9 @@ class _Run:
             for i, (value, square) in enumerate(torch.stack(results).tolist() if results else []):
                 losses[i], squares[i] = value, square
                 self.drawn.append((value, square, sizes[i]))
+                if not math.isfinite(value + square):
+                    # Of which the library says what is wrong, but not where.
+                    self.sampler.refuse_data(sizes[i], seeds[i])
                 done[0] = i + 1
         # Early, before many are drawn in vain; not at every sample.
         if len(self.drawn).bit_count() == 1:
@@ -251,6 +257,14 @@ class _Run:
             )
         self.enough = self.max_iter is not None and self.fits >= self.max_iter
         return int(self.enough)
+
+
+def _hidden() -> bool | None:
+    """Whether a progress bar is not wanted; None where a terminal decides, so that logs have none."""
+    if os.environ.get("TQDM_DISABLE", "0") not in ("", "0"):
+        return True
+    # The output of a notebook is no terminal but shows bars.
+    return False if "ipykernel" in sys.modules else None
 
 
 def _check_cache(cache: str | os.PathLike[str], sampler: Sampler) -> None:

@@ -17,6 +17,7 @@ changes; on CUDA devices the others skip the step.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -43,6 +44,7 @@ __all__ = [
     "local_gradient",
     "part",
     "processes",
+    "spread",
     "whole",
 ]
 
@@ -51,7 +53,8 @@ def any_sharded(values: Iterable[Any]) -> bool:
     """Whether there is a DTensor among these."""
     # None can exist before its module is imported, which takes a second.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    # Of the few types that there are: faster than one value after another.
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, values)))
 
 
 def is_sharded(value: Any) -> TypeIs[DTensor]:
@@ -181,6 +184,32 @@ def _raise_first(error: Exception | None, told: Sequence[str | None]) -> None:
         )
 
 
+def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
+    """Raises where processes hold different tensors that can't be told apart."""
+    if any(name.startswith("param_groups[") for name, *_ in held):
+        raise RuntimeError(
+            f"process {process} has other tensors than process 0, and without names none knows which are the "
+            "same: give model.named_parameters()"
+        )
+
+
+# Places of what the processes add up in a step: squared norms without and with length-scale factors, loss,
+# found_inf, how many failed and how many are there; and two words, of settings and of parameters, with their
+# squares, by which those of another process show.
+_NORMS, _LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK = slice(0, 2), 2, 3, 4, 5, 6, 8
+_SUMS = 10
+# Words are below, so that sums of their squares are exact. A prime: the last bits of a sum of floats are 0.
+_WORDS = 1_048_573
+
+
+def _word(engine: Engine) -> Tensor:
+    """Of some elements of the largest parameter."""
+    count, index = max((count, -index) for index, count in enumerate(engine.table.counts))
+    values = local(engine.parameters[-index]).detach()
+    some = values.as_strided((min(count, 64),), (max(count // 64, 1),), values.storage_offset())
+    return (some.to(torch.float64).sum().view(torch.int64) % _WORDS).to(torch.float64)
+
+
 @dataclass
 class Reduction:
     """What the processes of a group do together in a step.
@@ -191,13 +220,20 @@ class Reduction:
         The processes.
     places : list of TensorPlace
         This process's tensors, those that count in its part of the norm marked.
+    elements : int
+        How many numbers require a gradient, over all processes, each tensor counted once.
+    same : bool
+        Whether every process holds all tensors.
+    whole : bool
+        Whether in addition each takes its step from the norms of its own, without adding them up.
     """
 
     group: dist.ProcessGroup
     places: list[TensorPlace]
-    # Whether each process holds all tensors and knows their norms by itself.
+    elements: int
+    same: bool
     whole: bool = False
-    # Squared norm, the same with length-scale factors, loss, found_inf, how many processes failed.
+    # What is added up, by the places below.
     _buffer: Tensor | None = None
     # Where the engine's norm lies, and a view of it.
     _norm: tuple[int, Tensor] | None = None
@@ -218,6 +254,7 @@ class Reduction:
         several = processes(group)
         places: Sequence[TensorPlace] = []
         held: list[Any] = []
+        counts: list[int] = []
         settings, error = None, None
         try:
             places, settings = prepare()
@@ -228,36 +265,46 @@ class Reduction:
                 return None
             _check_shards(places, params)
             held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
+            counts = [local(param).numel() if param.requires_grad else 0 for param in params]
         except Exception as raised:
             # The others wait for this process.
             if several is None:
                 raise
             error = raised
-        gathered = _gather((error and _told(error), settings, held), several)
-        _raise_first(error, [told for told, _, _ in gathered])
+        gathered = _gather((error and _told(error), settings, held, counts), several)
+        _raise_first(error, [told for told, *_ in gathered])
         rank = dist.get_rank(several)
-        for other, (_, theirs, _) in enumerate(gathered):
+        for other, (_, theirs, _, _) in enumerate(gathered):
             if theirs != gathered[0][1]:
                 raise RuntimeError(
                     f"options or covariance model of process {other} differ from those of process 0; give "
                     "all the same, and share one fit, for example through a file"
                 )
+        elements = sum({key: n for _, _, keys, each in gathered for key, n in zip(keys, each)}.values())
+        for other, (_, _, theirs, _) in enumerate(gathered):
+            if method is not None and theirs != gathered[0][2]:
+                raise RuntimeError(f"process {other} has other tensors than process 0, {_remedy(method)}")
+            if [key[:2] for key in theirs] != [key[:2] for key in gathered[0][2]]:
+                _check_named(other, theirs)
         if method is not None:
-            for other, (_, _, theirs) in enumerate(gathered):
-                if theirs != gathered[0][2]:
-                    raise RuntimeError(f"process {other} has other tensors than process 0, {_remedy(method)}")
-            return cls(several, list(places), whole=True)
-        earlier = {key for _, _, keys in gathered[:rank] for key in keys}
+            return cls(several, list(places), elements, same=True, whole=True)
+        same = all(theirs == gathered[0][2] for _, _, theirs, _ in gathered) and not any(map(_shard, params))
+        earlier = {key for _, _, keys, _ in gathered[:rank] for key in keys}
         return cls(
             several,
             [
-                place._replace(in_norm=key not in earlier, offset=_offset(param))
+                place._replace(in_norm=same or key not in earlier, offset=_offset(param))
                 for place, key, param in zip(places, held, params)
             ],
+            elements,
+            same,
         )
 
-    def step(self, engine: Engine, scalars: Scalars) -> StepReport | None:
+    def step(self, engine: Engine, scalars: Scalars, of_all: bool = True) -> StepReport | None:
         """A step of all processes.
+
+        `of_all` says whether means are over all of them when some are out of batches, rather than over those
+        that are not.
 
         Raises
         ------
@@ -265,27 +312,57 @@ class Reduction:
             When another process failed: `fail`.
         """
         device = engine.device
-        buffer = self._sums(device)
+        sums = self._sums(device)
+        sums[_FAILED:] = 0.0
         if self.whole:
-            buffer[:2] = 0.0
+            sums[_NORMS] = 0.0
         else:
             try:
-                buffer[:2] = self._two_doubles(engine.squared_norm(), device)
+                sums[_NORMS] = self._two_doubles(engine.squared_norm(), device)
             except Exception as error:
                 self.fail(error, device)
-        buffer[2] = scalars.loss
-        buffer[2] /= dist.get_world_size(self.group)
-        buffer[3] = 0.0 if scalars.found_inf is None else scalars.found_inf
-        buffer[4] = 0.0
-        dist.all_reduce(buffer, group=self.group)
+        sums[_LOSS] = scalars.loss
+        sums[_LOSS] /= dist.get_world_size(self.group)
+        sums[_FOUND_INF] = 0.0 if scalars.found_inf is None else scalars.found_inf
+        sums[_PRESENT] = 1.0
+        rates = zlib.crc32(repr((engine.settings.multiplier, engine.groups)).encode()) % _WORDS
+        sums[_RATES], sums[_RATES + 1] = rates, rates * rates
+        if self.same:
+            network = _word(engine)
+            sums[_NETWORK] = network
+            sums[_NETWORK + 1] = network * network
+        self._add_up(sums)
+        if self.same:
+            sums[_NORMS] /= sums[_PRESENT]
+        if not of_all:
+            sums[_LOSS] *= dist.get_world_size(self.group) / sums[_PRESENT]
         if device.type == "cpu":
-            _, _, loss, found_inf, failed = buffer.tolist()
-            if failed > 0:
-                self._raise_in_all(None)
+            _, _, loss, found_inf, *_ = sums.tolist()
         else:
-            loss, found_inf = buffer[2], buffer[3].to(torch.float32)
+            loss, found_inf = sums[_LOSS], sums[_FOUND_INF].to(torch.float32)
         scalars = Scalars(loss, scalars.grad_scale, found_inf)
-        return engine.step(scalars, norm=None if self.whole else buffer)
+        return engine.step(scalars, norm=None if self.whole else sums)
+
+    def _add_up(self, sums: Tensor) -> None:
+        dist.all_reduce(sums, group=self.group)
+        if sums.device.type == "cpu" and sums[_FAILED] > 0:
+            self._raise_in_all(None)
+
+    def absent(self, device: torch.device) -> None:
+        """Takes part in a step of the others without a batch."""
+        self._add_up(self._sums(device).zero_())
+
+    def differing(self) -> list[str]:
+        """What differed between the processes in the last step: ``rates``, ``network``. Waits for it."""
+        if self._buffer is None:
+            return []
+        sums = self._buffer.tolist()
+        # Equal words, and only these, have as large a sum of squares as that.
+        return [
+            name
+            for name, at in (("rates", _RATES), ("network", _NETWORK))
+            if sums[_PRESENT] * sums[at + 1] != sums[at] * sums[at]
+        ]
 
     def fail(self, error: Exception, device: torch.device) -> NoReturn:
         """Takes part in a step that this process can't take, so that nobody waits for it; raises `error`.
@@ -293,10 +370,9 @@ class Reduction:
         The others change nothing. On the CPU they raise too; on a device, where nothing waits for the sums,
         they skip the step as with found_inf.
         """
-        buffer = self._sums(device)
-        buffer.zero_()
-        buffer[3:] = 1.0
-        dist.all_reduce(buffer, group=self.group)
+        sums = self._sums(device).zero_()
+        sums[_FOUND_INF] = sums[_FAILED] = 1.0
+        dist.all_reduce(sums, group=self.group)
         if device.type == "cpu":
             self._raise_in_all(error)
         raise error
@@ -306,7 +382,7 @@ class Reduction:
 
     def _sums(self, device: torch.device) -> Tensor:
         if self._buffer is None or self._buffer.device != device:
-            self._buffer = torch.empty(5, dtype=torch.float64, device=device)
+            self._buffer = torch.empty(_SUMS, dtype=torch.float64, device=device)
         return self._buffer
 
     def _two_doubles(self, pointer: Any, device: torch.device) -> Tensor:
@@ -369,14 +445,17 @@ def as_sharded(values: Tensor, param: Tensor) -> Tensor:
     )
 
 
-def part(values: Tensor, param: Tensor) -> Tensor:
-    """The part of a buffer that this process holds: of a DTensor, or of a whole tensor."""
+def spread(values: Tensor, param: Tensor) -> Tensor:
+    """A buffer, whole or sharded in any way, sharded as its parameter."""
     if not is_sharded(param):
         return whole(values)
     if not is_sharded(values):
         from torch.distributed.tensor import distribute_tensor
 
-        values = distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
-    elif values.placements != param.placements:
-        values = values.redistribute(placements=param.placements)
-    return values.to_local()
+        return distribute_tensor(values, param.device_mesh, param.placements, src_data_rank=None)
+    return values.redistribute(placements=param.placements)
+
+
+def part(values: Tensor, param: Tensor) -> Tensor:
+    """What this process holds of a buffer: of a DTensor, or of a whole tensor."""
+    return local(spread(values, param))

@@ -177,7 +177,8 @@ def sharded_steps():
     dist.all_reduce = lambda buffer, group: buffer.mul_(2)
     (here, cpu), (there, device) = make({"momentum": 0.5})
     for optimizer in (cpu, device):
-        optimizer._reduction = Reduction(None, [TensorPlace(name, 0) for name in optimizer._names()])
+        places = [TensorPlace(name, 0) for name in optimizer._names()]
+        optimizer._reduction = Reduction(None, places, elements=251, same=False)
     for found in (None, 0.0, 1.0, None):
         set_grads(here, there)
         for optimizer, place in ((cpu, lambda x: x), (device, on_device)):

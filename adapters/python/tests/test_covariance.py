@@ -285,3 +285,10 @@ def test_a_failed_fit_changes_nothing():
     with pytest.raises(ValueError):
         model.fit({"loss": [1, 2], "grad_norm": [1, 2], "batchsize": [9, 9]})
     assert repr(model) == repr(SquaredExponential(**MOMENTS))
+
+
+def test_a_table_separated_by_semicolons(tmp_path):
+    file = tmp_path / "samples.csv"
+    file.write_text("loss;grad_norm;batchsize\n2.1;3.0;16\n2.2;3.1;32\n")
+    with pytest.raises(ValueError, match=r"one column `loss;grad_norm;batchsize`.*sep=\";\""):
+        SquaredExponential().fit(pd.read_csv(file))

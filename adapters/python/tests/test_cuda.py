@@ -140,3 +140,58 @@ def test_gradient_scaler(cov):
         scaler.update()
     report = optimizer.wait_report()
     assert (report.applied_steps, report.skipped_steps) == (2, 1)
+
+
+@gpu
+def test_nothing_waits_for_an_observed_loss(cov):
+    _, (model, optimizer) = pair(cov)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
+    x = torch.randn(8, 30, device="cuda")
+    for k in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean() + 2
+        if k > 0:
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            optimizer.observe(loss, scaler=scaler)
+            scaler.scale(loss / 2).backward()
+            optimizer.grad_scale = scaler.scale(torch.ones((), device="cuda"))
+            optimizer.step()
+            del optimizer.grad_scale
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert optimizer.wait_report().loss == pytest.approx(loss.item() / 2, rel=1e-6)
+
+
+@gpu
+def test_an_observed_loss_in_a_cuda_graph(cov):
+    """Forward, backward and step in one graph; a step outside of the graph of its loss is refused."""
+    _, (model, optimizer) = pair(cov)
+    x = torch.randn(8, 30, device="cuda")
+
+    def whole(step=True):
+        optimizer.zero_grad(set_to_none=False)
+        loss = optimizer.observe(model(x).square().mean() + 2)
+        loss.backward()
+        if step:
+            optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            whole()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = whole()
+    for k in range(3):
+        x.fill_(0.1 * k)
+        graph.replay()
+        assert optimizer.wait_report().loss == pytest.approx(loss.item(), rel=1e-6)
+    part = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(part):
+        whole(step=False)
+    with pytest.raises(RuntimeError, match="one is within a CUDA graph and one outside"):
+        optimizer.step()

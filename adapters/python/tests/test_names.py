@@ -1,6 +1,7 @@
 """States of other orders of the same named parameters."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -170,3 +171,56 @@ def test_a_distributed_checkpoint_in_another_order(make, tmp_path, flatten):
     there, here = by_name(optimizer), by_name(other)
     assert there.keys() == here.keys()
     assert all(equal(there[name], here[name]) for name in there)
+
+
+def test_part_of_a_state(make):
+    """Layers added and taken out: what fits, by name, and what does not is said."""
+    params = parameters()
+    optimizer = make(params.items(), lr=0.5)
+    train(params, optimizer, range(20))
+    state, there = optimizer.state_dict(), by_name(optimizer)
+    extra = torch.nn.Parameter(torch.ones(2))
+    others = [("extra", extra), ("gain", params["gain"]), ("weight", params["weight"])]
+    other = make(others, lr=0.25)
+    with pytest.raises(ValueError, match="load what fits with strict=False"):
+        other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="the state lacks `extra` and additionally has `bias`; what fits is"):
+        other.load_state_dict(state, strict=False)
+    here = by_name(other)
+    assert other.param_groups[0]["param_names"] == ["extra", "gain", "weight"]
+    assert other.param_groups[0]["lr"] == 0.5
+    for name in ("gain", "weight"):
+        assert equal(there[name], here[name])
+    assert not here["extra"]["velocity"].any()
+    assert other.report.applied_steps == 20
+    # And training goes on.
+    before = {name: p.detach().clone() for name, p in others}
+    for _, p in others:
+        p.grad = torch.ones_like(p)
+    other.step(loss=1.5)
+    assert other.report.applied_steps == 21
+    assert all((p != before[name]).any() for name, p in others)
+    # All back: settings of groups that were mixed stay.
+    mixed = make(
+        [
+            {"params": [("bias", params["bias"]), ("extra", extra)], "lr": 0.125},
+            {"params": [("weight", params["weight"]), ("gain", params["gain"])], "lr": 1.0},
+        ]
+    )
+    with pytest.warns(UserWarning, match="the state lacks `bias`; what fits"):
+        mixed.load_state_dict(other.state_dict(), strict=False)
+    assert [group["lr"] for group in mixed.param_groups] == [0.5, 0.5]
+    assert equal(by_name(mixed)["gain"], by_name(other)["gain"])
+    # Groups of which the state has nothing, or several groups, keep theirs.
+    new = torch.nn.Parameter(torch.ones(2))
+    apart = make([{"params": [("new", new)], "lr": 0.125}, {"params": list(params.items()), "lr": 0.75}])
+    mixed.param_groups[0]["lr"] = 0.25
+    with pytest.warns(UserWarning, match="lacks `new` and additionally has `extra`"):
+        apart.load_state_dict(mixed.state_dict(), strict=False)
+    assert [group["lr"] for group in apart.param_groups] == [0.125, 0.75]
+    # The same parameters: nothing to say.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(params.items()).load_state_dict(state, strict=False)
+    with pytest.raises(ValueError, match="strict=False finds parameters by name"):
+        make(params.values()).load_state_dict(state, strict=False)

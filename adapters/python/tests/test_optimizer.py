@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import math
 
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 import torch
 from reference import Reference
 
-from rfdescent import RFD, IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
+import rfdescent
+from rfdescent import RFD, AdaptiveRFD, IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
 from rfdescent._descent import _one_device
 
 # A step computes in float32 what the reference does in float64: a rounding of each parameter and update a
@@ -178,7 +181,7 @@ def test_losses(cov):
     assert optimizer.step(closure=lambda: None, loss=2.125) == 2.125
     with pytest.raises(TypeError, match="step\\(loss=loss\\)"):
         optimizer.step()
-    with pytest.raises(TypeError, match="step\\(loss=loss\\)"):
+    with pytest.raises(TypeError, match="the closure returned None.*`return loss`"):
         optimizer.step(lambda: None)
     with pytest.raises(TypeError, match="leave one out"):
         optimizer.step(lambda: torch.tensor(2.25), loss=2.125)
@@ -644,3 +647,68 @@ def test_push_settings(cov):
         optimizer.push_settings()
     optimizer.step(loss=2.0)
     assert optimizer.report.step_size < size
+
+
+def test_models_that_are_none(cov):
+    params = [torch.nn.Parameter(torch.ones(2))]
+    theirs = pyrfd.SquaredExponential(mean=2.7, variance=(0.01, 0.7), gradient_var=(62.0, 8e3), dims=50)
+    with pytest.raises(TypeError, match=r"is pyrfd's SquaredExponential; make it .*rfdescent.Squared"):
+        RFD(params, covariance_model=theirs)
+    # What the message says to do.
+    m, names = theirs, {"rfdescent": rfdescent, "m": theirs}
+    with pytest.raises(TypeError) as error:
+        RFD(params, covariance_model=m)
+    ours = eval(str(error.value).partition("numbers: ")[2], names)
+    assert (ours.mean, *ours.var_reg, *ours.g_var_reg, ours.dims) == (2.7, 0.01, 0.7, 62.0, 8e3, 50)
+    with pytest.raises(TypeError, match=r"is the class Matern; give a fitted model: Matern\(...\)"):
+        RFD(params, covariance_model=Matern)
+
+
+@pytest.mark.parametrize("make", ["fitted", "adaptive"])
+def test_schedulers_that_cycle_the_momentum(cov, make):
+    params = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = RFD(params, covariance_model=cov) if make == "fitted" else AdaptiveRFD(params)
+    schedulers = torch.optim.lr_scheduler
+    if make == "adaptive":
+        # PyTorch's own message names the option.
+        with pytest.raises(ValueError, match="cycle_momentum"):
+            schedulers.OneCycleLR(optimizer, 1.0, total_steps=10)
+        with pytest.raises(ValueError, match="cycle_momentum"):
+            schedulers.CyclicLR(optimizer, 0.1, 1.0)
+    one = schedulers.OneCycleLR(optimizer, 1.0, total_steps=10, cycle_momentum=False)
+    rates = []
+    for _ in range(10):
+        params[0].grad = torch.ones(2)
+        optimizer.step(loss=2.0)
+        rates.append(optimizer.param_groups[0]["lr"])
+        one.step() if len(rates) < 10 else None
+    assert max(rates) == pytest.approx(1.0)
+    assert optimizer.report.applied_steps == 10
+    cyclic = schedulers.CyclicLR(optimizer, 0.1, 1.0, step_size_up=2, cycle_momentum=False)
+    for _ in range(2):
+        optimizer.step(loss=2.0)
+        cyclic.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("make", ["fitted", "adaptive"])
+def test_reports_are_json(cov, make):
+    """Also those of skipped steps, and where the gradient cost quotient is infinite."""
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = RFD([p], covariance_model=cov) if make == "fitted" else AdaptiveRFD([p])
+    cases = [(2.0, 1.0), (cov.mean + 1, 1.0), (math.nan, 1.0), (math.inf, 1.0), (2.0, math.inf), (2.0, 0.0)]
+    told = [optimizer.report]
+    for loss, gradient in cases:
+        p.grad = torch.full((2,), gradient)
+        optimizer.step(loss=loss)
+        told.append(optimizer.report)
+        text = json.dumps(dataclasses.asdict(optimizer.report), allow_nan=False)
+        assert json.loads(text)["loss"] == (loss if math.isfinite(loss) else None)
+    assert [report.outcome for report in told[3:]] == [
+        "non_finite_loss",
+        "non_finite_loss",
+        "non_finite_gradient",
+        "zero_gradient",
+    ]
+    assert told[2].theta is None
+    assert (told[1].theta is None) == (make == "adaptive")

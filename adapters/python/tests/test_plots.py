@@ -1,5 +1,7 @@
 """The pictures show the numbers they should."""
 
+import dataclasses
+import math
 import subprocess
 import sys
 
@@ -7,11 +9,12 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.collections import FillBetweenPolyCollection, PathCollection
 from scipy import stats
 
-from rfdescent import Matern, RationalQuadratic, SquaredExponential, plots
-from rfdescent.plots import plot_sanity_checks, plot_step_sizes
+from rfdescent import AdaptiveRFD, Matern, RationalQuadratic, SquaredExponential, plots
+from rfdescent.plots import plot_run, plot_sanity_checks, plot_step_sizes
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -178,16 +181,58 @@ def test_batch_sizes_are_drawn_one_by_one():
 def test_step_sizes_are_the_models(kind, b_size_inv):
     model = kind(mean=2.0, variance=(0.02, 0.9), gradient_var=(5, 100), dims=1000)
     axis = plot_step_sizes(model, b_size_inv=b_size_inv)
-    quotients, steps = line(axis, "RFD").get_data()
+    name = "RFD" if b_size_inv == 0 else "RFD, batches of 100"
+    quotients, steps = line(axis, name).get_data()
     for quotient, step in list(zip(quotients, steps, strict=True))[::40]:
         # A step follows from the quotient alone.
         assert step == pytest.approx(model.step_size(1.5, 0.5 * quotient, b_size_inv=b_size_inv), rel=1e-9)
     assert np.all(np.diff(steps) > 0) and steps[-1] < model.plateau_step_size
-    _, asymptote = line(axis, "A-RFD, the asymptote").get_data()
+    _, asymptote = line(axis, f"{name}: A-RFD, the asymptote").get_data()
     # The first term left out is of relative order 0.01, the smallest quotient in length scales.
     assert steps[0] == pytest.approx(asymptote[0], rel=0.05)
     other = plt.figure().add_subplot()
     assert plot_step_sizes(model, ax=other) is other
+
+
+def test_step_sizes_of_several_models():
+    """Each with its colour and its name, whatever else is in the panel."""
+    moments = {"mean": 2.0, "variance": (0.02, 0.9), "gradient_var": (5, 100), "dims": 1000}
+    axis = plot_step_sizes(SquaredExponential(**moments), label="Gaussian")
+    plot_step_sizes(Matern(nu=1.5, **moments), label="Matérn", ax=axis)
+    plot_step_sizes(Matern(nu=1.5, **moments), b_size_inv=1 / 64, label="Matérn", ax=axis)
+    names = ["Gaussian", "Matérn", "Matérn, batches of 64"]
+    colors = [line(axis, name).get_color() for name in names]
+    assert len(set(colors)) == 3
+    for name, color in zip(names, colors, strict=True):
+        assert line(axis, f"{name}: A-RFD, the asymptote").get_color() == color
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert len(labels) == len(set(labels)) == 9
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_run(trust):
+    """Over the number of the step; one that was skipped is a mark and no point."""
+    p = torch.nn.Parameter(torch.ones(4))
+    optimizer = AdaptiveRFD([p])
+    reports = [optimizer.report]
+    for loss in (2.0, 1.5, math.nan, 1.25):
+        p.grad = torch.ones(4)
+        optimizer.step(loss=loss)
+        reports.append(optimizer.report)
+    # Whatever the method says by itself.
+    reports = [dataclasses.replace(report, trust=0.5 if trust else None) for report in reports]
+    _, axes = plot_run(reports)
+    assert [axis.get_ylabel() for axis in axes] == ["loss", "step size η", "learning rate", "trust"][
+        : 3 + trust
+    ]
+    for axis, field in zip(axes, ["loss", "step_size", "learning_rate"], strict=False):
+        numbers, values = axis.lines[0].get_data()
+        assert list(numbers) == [1, 2, 4]
+        assert list(values) == [getattr(reports[k], field) for k in (1, 2, 4)]
+    (skipped,) = [shown for shown in axes[0].lines if shown.get_label() == "skipped"]
+    assert list(skipped.get_xdata()) == [3, 3]
+    with pytest.raises(ValueError, match="keep optimizer.report after each step"):
+        plot_run(reports[:1])
 
 
 def test_what_is_missing_is_named(monkeypatch):

@@ -1,6 +1,8 @@
 """Auto-fit: the samples are right, as many as needed, and none is lost."""
 
+import io
 import os
+import re
 import shutil
 import subprocess
 import warnings
@@ -594,3 +596,59 @@ def test_every_covariance_can_be_fitted():
     model.auto_fit(classifier, F.cross_entropy, examples(), **QUICK)
     assert moments(model) == moments(fitted())
     assert 0 < model.plateau_step_size < model.scale
+
+
+def test_the_class_of_a_loss_is_refused():
+    with pytest.raises(TypeError, match=r"loss is the class CrossEntropyLoss; give an instance.*Loss\(\)"):
+        fitted(loss=nn.CrossEntropyLoss)
+    with pytest.raises(TypeError, match="loss is a str; give a function"):
+        fitted(loss="cross_entropy")
+    assert fitted(loss=nn.CrossEntropyLoss()).dims == fitted().dims
+
+
+@pytest.mark.parametrize("kind", ["tensors", "items"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([17], "x is NaN or infinite in example 17;"),
+        ([3, 17, 401], "x is NaN or infinite in example"),
+        (None, "y is NaN or infinite in example"),
+    ],
+)
+def test_data_that_is_not_finite(kind, wrong, message, tmp_path):
+    """Says which examples, of the mini-batch that had some."""
+    data = Items()
+    data.y = data.y.float()
+    if wrong is None:
+        data.y[::7] = float("inf")
+    else:
+        for example in wrong:
+            data.x[example, 2] = float("nan")
+
+    def loss(output, y):
+        return (output[:, 0] - y).square().mean()
+
+    with pytest.raises(ValueError, match=message) as error:
+        fitted((data.x, data.y) if kind == "tensors" else data, loss=loss, min_batch_size=300)
+    if wrong is not None:
+        named = set(map(int, re.findall(r"\d+", str(error.value))))
+        assert named
+        assert named <= set(wrong)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "disable", "shown"),
+    [(Terminal, None, True), (io.StringIO, None, False), (Terminal, "1", False), (Terminal, "0", True)],
+)
+def test_progress_bars_are_for_terminals(monkeypatch, stream, disable, shown):
+    output = stream()
+    monkeypatch.setattr("sys.stderr", output)
+    if disable is not None:
+        monkeypatch.setenv("TQDM_DISABLE", disable)
+    fitted(progress=True)
+    assert ("auto-fit" in output.getvalue()) == shown

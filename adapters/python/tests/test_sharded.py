@@ -1,17 +1,15 @@
 """Training on 2 and 4 processes over gloo on the CPU."""
 
 import copy
+import gc
 import math
-import os
-import socket
-import sys
-import traceback
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
+from processes import check_equal_everywhere, spawn, with_gloo
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -67,17 +65,6 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def check_equal_everywhere(value):
-    """Bitwise: numbers and tensors alike."""
-    gathered = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    for other in gathered:
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(other, gathered[0])
-        else:
-            assert repr(other) == repr(gathered[0])
-
-
 def published(params, **options):
     return RFD(params, covariance_model=COV, **options)
 
@@ -94,6 +81,8 @@ def check(model, optimizer, steps, data=batch, method=published, **options):
         assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
         assert report.step_size == pytest.approx(expected.step_size, rel=1e-4)
         assert report.applied_steps == k + 1
+    # Each counted once, whoever has it.
+    assert optimizer._elements(optimizer._engine) == sum(p.numel() for p in single.parameters())
     parameters = {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
     for name, p in single.named_parameters():
         assert torch.allclose(parameters[name], p, rtol=1e-3, atol=1e-4), name
@@ -146,8 +135,8 @@ def adaptive_skips(_):
     optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
     optimizer.step(loss=2.0)
     assert optimizer.report.outcome == "found_inf"
-    p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
-    error, text = (ValueError, "strides") if one else (RuntimeError, "process 1 failed.*strides")
+    p.grad = torch.ones(2, 3).to_sparse() if one else torch.ones(2, 3)
+    error, text = (ValueError, "sparse") if one else (RuntimeError, "process 1 failed.*sparse")
     with pytest.raises(error, match=text):
         optimizer.step(loss=2.0)
     assert torch.equal(p, before)
@@ -406,10 +395,37 @@ def whole_state_into_shards(_):
     fully_shard(model)
     optimizer = RFD(model.parameters(), covariance_model=COV)
     optimizer.load_state_dict(alone.state_dict())
+    # Before a step too.
+    for entry, p in zip(optimizer.state_dict()["state"].values(), model.parameters(), strict=True):
+        velocity = entry["velocity"]
+        assert isinstance(velocity, DTensor)
+        assert velocity.placements == p.placements
+    entries = zip(optimizer.state_dict()["state"].values(), alone.state_dict()["state"].values(), strict=True)
+    assert all(torch.equal(whole(a["velocity"]), b["velocity"]) for a, b in entries)
     train(single, alone, 2, first=2)
     train(model, optimizer, 2, of_rank, first=2)
     for p, q in zip(model.parameters(), single.parameters(), strict=True):
         assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4)
+
+
+def parameters_replaced(_):
+    """As accelerate does with FSDP2: the model is sharded after the optimizer was made, whose groups are then
+    given the new parameters in place of placeholders.
+    """
+    model = Network()
+    old = [weakref.ref(p) for p in model.parameters()]
+    options = {"lr": 0.1, "momentum": 0.5}
+    optimizer = RFD(model.parameters(), covariance_model=COV, **options)
+    # Its wrapper does so at once.
+    optimizer.load_state_dict(optimizer.state_dict())
+    group = optimizer.param_groups[0]
+    group["params"] = [torch.empty(1) for _ in group["params"]]
+    fully_shard(model)
+    group["params"] = list(model.parameters())
+    check(model, optimizer, 4, of_rank, **options)
+    assert all(isinstance(entry["velocity"], DTensor) for entry in optimizer.state_dict()["state"].values())
+    gc.collect()
+    assert all(p() is None for p in old)
 
 
 def refused(_):
@@ -472,8 +488,8 @@ def failures(_):
     # When the first engine is made, and with one.
     for applied in (1, 2):
         version = p._version
-        p.grad = torch.ones(3, 2).t() if one else torch.ones(2, 3)
-        refused("strides")
+        p.grad = torch.ones(2, 3).to_sparse() if one else torch.ones(2, 3)
+        refused("sparse")
         p.grad = torch.ones(2, 3)
         refused("shape", loss=torch.ones(2) if one else 2.0)
         if one:
@@ -525,53 +541,6 @@ def subgroup(_):
     assert optimizer.report.grad_norm == 2.0 * (number + 1)
 
 
-def run(rank, ranks, port, test, folder, errors):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1"
-    )
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", rank=rank, world_size=ranks)
-        for name in test:
-            print(f"rank {rank}: {name}", file=sys.stderr)
-            globals()[name](folder)
-            dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        errors.put(f"process {rank}:\n{traceback.format_exc()}")
-        raise
-
-
-def spawn(ranks, tests, folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Processes fork from one that has imported everything once.
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["test_sharded"])
-    errors = context.SimpleQueue()
-    processes = [
-        context.Process(target=run, args=(rank, ranks, port, tests, str(folder), errors), daemon=True)
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        while any(process.is_alive() for process in processes):
-            for process in processes:
-                process.join(0.2)
-            if not errors.empty() or any(process.exitcode not in (None, 0) for process in processes):
-                break
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
-    if not errors.empty():
-        pytest.fail(errors.get())
-    assert [process.exitcode for process in processes] == [0] * ranks
-
-
 # Starting processes takes longer than a test: those of one number of processes share them.
 TESTS = {
     2: [
@@ -587,6 +556,7 @@ TESTS = {
         "scaler",
         "checkpoint",
         "whole_state_into_shards",
+        "parameters_replaced",
         "refused",
         "failures",
         "groups_that_change",
@@ -609,16 +579,14 @@ TESTS = {
 }
 
 
-@pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="PyTorch was built without gloo"
-)
+@with_gloo
 @pytest.mark.parametrize("ranks", TESTS)
 def test_processes(ranks, tmp_path):
-    spawn(ranks, TESTS[ranks], tmp_path)
+    spawn(ranks, __name__, TESTS[ranks], tmp_path)
 
 
 def test_a_group_of_one(tmp_path):
-    spawn(1, ["alone"], tmp_path)
+    spawn(1, __name__, ["alone"], tmp_path)
 
 
 def alone(_):

@@ -24,7 +24,7 @@ pub use error::{Error, Result};
 pub use input::StepTensors;
 pub use optimizer::Optimizer;
 pub use rfd::Rfd;
-pub use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
+pub use rfdescent::optimizer::{Adaptive, Fitted};
 
 /// The README's examples, compiled and run with the documentation's.
 #[cfg(doctest)]

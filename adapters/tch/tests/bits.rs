@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use rfdescent::optimizer::{self, Group, Method, Options, Outcome, StepInput, TensorSpec};
 use rfdescent::{DType, GradRef, ParamMut};
-use rfdescent_tch::{Adaptive, Anisotropy, Fitted, Rfd, StepTensors};
+use rfdescent_tch::{Adaptive, Fitted, Rfd, StepTensors};
 use tch::{Kind, Tensor};
 
 use support::{model, plant_gradient, store};
@@ -221,9 +221,9 @@ fn method() -> impl Strategy<Value = (Method, Options)> {
             (Fitted { momentum, inv_batch_size, ..Fitted::new(model()) }.into(), options)
         },
     );
-    let adaptive = (options(), momentum(), any::<bool>()).prop_map(|(options, averaging, isotropic)| {
-        let anisotropy = if isotropic { Anisotropy::Isotropic } else { Anisotropy::Tensorwise };
-        (Adaptive { anisotropy, averaging, loss_bound: 0.0 }.into(), options)
+    let loss_bound = prop_oneof![Just(None), Just(Some(0.0))];
+    let adaptive = (options(), momentum(), loss_bound).prop_map(|(options, averaging, loss_bound)| {
+        (Adaptive { averaging, loss_bound }.into(), options)
     });
     prop_oneof![fitted, adaptive]
 }

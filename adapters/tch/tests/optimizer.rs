@@ -3,7 +3,7 @@
 mod support;
 
 use rfdescent::DType;
-use rfdescent::optimizer::{self, Group, Options, Outcome, SkipReason, StepInput, TensorSpec};
+use rfdescent::optimizer::{self, Group, Limit, Options, Outcome, SkipReason, StepInput, TensorSpec};
 use rfdescent::{GradRef, ParamMut};
 use rfdescent_tch::{Adaptive, Fitted, Optimizer, Rfd, StepTensors};
 use tch::nn::{self, Module};
@@ -423,7 +423,13 @@ fn the_adaptive_method_needs_no_model_and_takes_no_momentum() {
     }
     let text = optimizer.set_method(model()).unwrap_err().to_string();
     assert!(text.contains("method = fitted") && text.contains("adaptive"), "{text}");
-    // A loss that can be negative needs its bound.
+    // Losses may be negative, unless a bound is given.
+    optimizer.step(&loss(-0.5)).unwrap();
+    let report = optimizer.report().unwrap().unwrap();
+    assert_eq!((report.outcome, report.trust, report.limit), (Outcome::Applied, 1.0, Limit::Rate));
+    let bounded = Adaptive { loss_bound: Some(0.0), ..adaptive };
+    let mut optimizer = Rfd::new(bounded).build(&store).unwrap();
+    a.square().sum(Kind::Float).backward();
     optimizer.step(&loss(-0.5)).unwrap();
     let outcome = optimizer.report().unwrap().unwrap().outcome;
     assert_eq!(outcome, Outcome::Skipped(SkipReason::LossBelowBound));

@@ -3,12 +3,12 @@
 
 use std::ffi::c_void;
 
-use super::super::model::{code, rfd_model, rule};
+use super::super::model::{rfd_model, rule};
 use super::super::pointers::{Out, Versioned, initialise, read, read_or_default, shared, slice, versioned};
 use super::super::status::{Failure, RFD_ERROR_NULL, Result, guard, rfd_status};
 use super::{create, rfd_optimizer, rfd_optimizer_options, rfd_tensor_spec};
 use rfdescent::covariance::Model;
-use rfdescent::optimizer::{Adaptive, Anisotropy, Fitted};
+use rfdescent::optimizer::{Adaptive, Fitted};
 
 /// Settings of RFD with a fitted model, as published; rfd_fitted_init sets the defaults.
 #[repr(C)]
@@ -120,11 +120,6 @@ pub unsafe extern "C" fn rfd_optimizer_set_fitted(
     })
 }
 
-/// Each tensor has a length scale of its own.
-pub const RFD_ANISOTROPY_TENSORWISE: u32 = 0;
-/// All parameters share one, but for the factors of groups.
-pub const RFD_ANISOTROPY_ISOTROPIC: u32 = 1;
-
 /// Settings of the adaptive method, which needs no fitted model; rfd_adaptive_init sets the defaults, which
 /// are for all networks.
 #[repr(C)]
@@ -134,24 +129,25 @@ pub struct rfd_adaptive {
     pub size: usize,
     /// Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
     pub averaging: f64,
-    /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default 0,
-    /// which is right for cross entropy and squared errors.
+    /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default
+    /// -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to
+    /// have none.
     pub loss_bound: f64,
-    /// One of RFD_ANISOTROPY_*. Default RFD_ANISOTROPY_TENSORWISE.
-    pub anisotropy: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
-versioned!(rfd_adaptive { averaging: 0.9 });
+versioned!(rfd_adaptive { averaging: 0.9, loss_bound: f64::NEG_INFINITY });
 
 impl rfd_adaptive {
     pub(super) fn convert(&self) -> Result<Adaptive> {
-        let known = [Anisotropy::Tensorwise, Anisotropy::Isotropic];
-        let expected = "must be one of RFD_ANISOTROPY_*";
-        Ok(Adaptive {
-            anisotropy: code("anisotropy", self.anisotropy, &known, expected)?,
-            averaging: self.averaging,
-            loss_bound: self.loss_bound,
-        })
+        if self.reserved != 0 {
+            // What it was in the first header.
+            let expected = "must be 0 in the place of `anisotropy`: every tensor has variances of its own";
+            return Err(Failure::invalid("rfd_adaptive.reserved", self.reserved, expected));
+        }
+        let loss_bound = (self.loss_bound != f64::NEG_INFINITY).then_some(self.loss_bound);
+        Ok(Adaptive { averaging: self.averaging, loss_bound })
     }
 }
 

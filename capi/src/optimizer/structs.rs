@@ -57,6 +57,15 @@ pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 /// Skipped: the loss is below the lower bound given to the adaptive method.
 pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
 
+/// Nothing limited the step by the adaptive method's rules: it was skipped, or is of another method.
+pub const RFD_LIMIT_NONE: u32 = 0;
+/// The largest rate of the adaptive method.
+pub const RFD_LIMIT_RATE: u32 = 1;
+/// The share of the loss that a step of the adaptive method may promise to lower it by.
+pub const RFD_LIMIT_LOSS: u32 = 2;
+/// `max_step_size` of the options.
+pub const RFD_LIMIT_SIZE: u32 = 3;
+
 /// Describes one parameter of an optimizer. All zero but `size`, `name`, `shape`, `rank` and `dtype` is a
 /// whole tensor of the first group that counts in the norm.
 #[repr(C)]
@@ -78,9 +87,13 @@ pub struct rfd_tensor_spec {
     pub group: u32,
     /// RFD_TENSOR_* or 0.
     pub flags: u32,
+    /// For the adaptive method: elements of a row, which are neighbours and share a variance. 0 for what lies
+    /// behind the first size, or for one variance where there are no more than one size. No more than the
+    /// tensor has.
+    pub row: u64,
 }
 
-versioned!(rfd_tensor_spec {});
+versioned!(rfd_tensor_spec {} then row);
 
 /// Where a parameter lies in one step. Contiguous, aligned to its elements.
 #[repr(C)]
@@ -222,11 +235,15 @@ pub struct rfd_step_report {
     pub skipped_steps: u64,
     /// One of RFD_OUTCOME_*.
     pub outcome: u32,
-    /// 0.
-    pub reserved: u32,
+    /// What limits a step of the adaptive method, one of RFD_LIMIT_*; RFD_LIMIT_NONE with other methods.
+    pub limit: u32,
+    /// How far the adaptive method trusts its model: a factor on the step, between 0.001 and 4; 0 in a
+    /// skipped step and with other methods. Below 0.01 for long, either the loss can't fall any more, or the
+    /// gradients are not those of the loss.
+    pub trust: f64,
 }
 
-versioned!(rfd_step_report {});
+versioned!(rfd_step_report {} then trust);
 
 impl From<StepReport> for rfd_step_report {
     fn from(report: StepReport) -> Self {
@@ -241,7 +258,8 @@ impl From<StepReport> for rfd_step_report {
             applied_steps: report.applied_steps,
             skipped_steps: report.skipped_steps,
             outcome: report.outcome.code(),
-            reserved: 0,
+            limit: report.limit.code(),
+            trust: report.trust,
         }
     }
 }
@@ -328,14 +346,14 @@ impl rfd_tensor_spec {
             // SAFETY: the caller vouches for the sizes.
             let shape = unsafe { slice(self.shape, self.rank as usize, "shape")? };
             flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
-            let shape = shape
-                .iter()
-                .map(|&size| {
-                    usize::try_from(size)
-                        .map_err(|_| Failure::invalid("shape", size, "is too large for this machine"))
-                })
-                .collect::<Result<Vec<usize>>>()?;
+            let size = |name: &str, size: u64| {
+                usize::try_from(size)
+                    .map_err(|_| Failure::invalid(name, size, "is too large for this machine"))
+            };
+            let shape = shape.iter().map(|&n| size("shape", n)).collect::<Result<Vec<usize>>>()?;
+            let row = if self.row == 0 { None } else { Some(size("row", self.row)?) };
             Ok(TensorSpec {
+                row,
                 group: self.group as usize,
                 counts_in_norm: self.flags & RFD_TENSOR_NOT_IN_NORM == 0,
                 offset: self.offset,
@@ -380,7 +398,7 @@ pub unsafe extern "C" fn rfd_step_input_init(input: *mut rfd_step_input, size: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rfdescent::optimizer::{Outcome, SkipReason};
+    use rfdescent::optimizer::{Limit, Outcome, SkipReason};
 
     #[test]
     fn outcomes_have_the_numbers_of_the_rust_interface() {
@@ -399,5 +417,18 @@ mod tests {
         }
         assert_eq!(Outcome::from_code(RFD_OUTCOME_NONE), None);
         assert_eq!(Outcome::from_code(RFD_OUTCOME_LOSS_BELOW_BOUND + 1), None);
+    }
+
+    #[test]
+    fn limits_have_the_numbers_of_the_rust_interface() {
+        for (code, limit) in [
+            (RFD_LIMIT_NONE, Limit::None),
+            (RFD_LIMIT_RATE, Limit::Rate),
+            (RFD_LIMIT_LOSS, Limit::Loss),
+            (RFD_LIMIT_SIZE, Limit::Size),
+        ] {
+            assert_eq!(Limit::from_code(code), Some(limit));
+        }
+        assert_eq!(Limit::from_code(RFD_LIMIT_SIZE + 1), None);
     }
 }

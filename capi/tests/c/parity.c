@@ -70,7 +70,8 @@ int main(int argc, char **argv) {
                                      .rank = 1,
                                      .dtype = dtypes[k],
                                      .group = (uint32_t)k % 2,
-                                     .offset = (uint64_t)k};
+                                     .offset = (uint64_t)k,
+                                     .row = k == 0 ? 100 : 0};
         params[k] = (rfd_tensor){.size = sizeof *params, .data = &param[k], .count = counts[k], .dtype = dtypes[k]};
         grads[k] = (rfd_gradient){.size = sizeof *grads, .data = &grad[k], .count = counts[k], .dtype = dtypes[k]};
         fill(&param[k], counts[k], dtypes[k]);
@@ -100,8 +101,9 @@ int main(int argc, char **argv) {
         }
         input.loss = 2.4 - 0.0625 * step;
         OK(rfd_optimizer_step(optimizer, params, grads, TENSORS, &input, NULL, &report));
-        printf("step %" PRIu64 " %a %a %a %a %a %a\n", report.applied_steps, report.loss, report.grad_norm,
-               report.sigma_norm, report.theta, report.step_size, report.learning_rate);
+        printf("step %" PRIu64 " %a %a %a %a %a %a %a %" PRIu32 "\n", report.applied_steps, report.loss,
+               report.grad_norm, report.sigma_norm, report.theta, report.step_size, report.learning_rate, report.trust,
+               report.limit);
     }
     for (int k = 0; k < TENSORS; k++) {
         static const size_t sizes[] = {4, 8, 2, 2};

@@ -209,7 +209,7 @@ static void models_and_steps(const std::string &folder) {
 
 static void adaptive_steps() {
     auto adaptive = rfd::adaptive();
-    CHECK(adaptive.averaging == 0.9 && adaptive.anisotropy == RFD_ANISOTROPY_TENSORWISE);
+    CHECK(adaptive.averaging == 0.9 && adaptive.loss_bound == -INFINITY);
     adaptive.loss_bound = 1;
     const auto options = rfd::optimizer_options();
     rfd::optimizer optimizer(adaptive, options, {{"w", {2}}, {"b", {}, RFD_DTYPE_F64}});
@@ -219,8 +219,20 @@ static void adaptive_steps() {
     const std::vector<rfd_gradient> grads{rfd::host_gradient(w_gradient.data(), 2), rfd::host_gradient(&b_gradient, 1)};
     CHECK(optimizer.step(params, grads, rfd::step_input()).outcome == RFD_OUTCOME_NON_FINITE_LOSS);
     CHECK(optimizer.step(params, grads, rfd::step_input(0.5)).outcome == RFD_OUTCOME_LOSS_BELOW_BOUND);
-    CHECK(optimizer.step(params, grads, rfd::step_input(2)).outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
+    const auto report = optimizer.step(params, grads, rfd::step_input(2));
+    CHECK(report.outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
+    CHECK(report.trust == 1 && report.limit == RFD_LIMIT_RATE);
     CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
+    /* As one row of two, and as two of one. */
+    std::vector<float> one{1, 2}, two = one;
+    for (auto [place, row] : {std::pair{&one, 2}, {&two, 1}}) {
+        rfd::tensor_spec spec{"w", {2}};
+        spec.row = static_cast<std::uint64_t>(row);
+        rfd::optimizer rows(rfd::adaptive(), options, {spec});
+        rows.step({rfd::host_tensor(place->data(), 2)}, {rfd::host_gradient(w_gradient.data(), 2)},
+                  rfd::step_input(2));
+    }
+    CHECK(one != two);
     adaptive.averaging = 1;
     CHECK(status_of([&] { rfd::optimizer(adaptive, options, {}); }) == RFD_ERROR_INVALID_ARGUMENT);
 }

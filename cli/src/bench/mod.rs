@@ -15,6 +15,9 @@ use crate::error::CliError;
 /// The mini-batch loss of every step.
 const LOSS: f64 = 2.0;
 
+/// Elements of a row of each tensor, as where layers have so many inputs.
+const ROW: usize = 1024;
+
 /// Sums of up to 4e9 positive terms in f64 differ by less than this in any sensible order.
 const SUMS: f64 = 1e-9;
 
@@ -119,16 +122,23 @@ impl Case {
     }
 
     fn specs<E: Element>(&self) -> Vec<TensorSpec> {
-        let spec = |(k, &len): (usize, &usize)| TensorSpec::new(format!("tensor {k}"), &[len], E::DTYPE);
+        let spec = |(k, &len): (usize, &usize)| {
+            TensorSpec::new(format!("tensor {k}"), &[len], E::DTYPE).with_row(row(len))
+        };
         self.lengths.iter().enumerate().map(spec).collect()
+    }
+
+    /// Lengths of the rows of all tensors.
+    fn rows(&self) -> Vec<usize> {
+        let rows = |&len: &usize| (0..len).step_by(row(len)).map(move |start| row(len).min(len - start));
+        self.lengths.iter().flat_map(rows).collect()
     }
 
     fn params<E: Element>(&self) -> Result<Vec<E>, CliError> {
         values(self.total, 1)
     }
 
-    /// Of absolute values between 1/4 and 3/4: their variances differ by less than the bounds that the
-    /// adaptive method sets to its length scales.
+    /// Of absolute values between 1/4 and 3/4: a row of zeros would have no variance.
     fn grads<E: Element>(&self) -> Result<Vec<E>, CliError> {
         let mut grads = values::<E>(self.total, 2)?;
         grads.par_iter_mut().for_each(|g| {
@@ -149,21 +159,21 @@ impl Case {
         report: &StepReport,
     ) -> Result<f64, CliError> {
         applied(report)?;
-        let squares: Vec<f64> = (cut(grads, &self.lengths).into_par_iter())
-            .map(|grads| grads.par_iter().map(|g| g.to_f64().powi(2)).sum())
-            .collect();
+        // What has one rate.
+        let lengths = if method.model().is_some() { self.lengths.clone() } else { self.rows() };
+        let squares = squares(grads, &lengths);
         let rates = match method.model() {
             Some(model) => vec![fitted_rate(model, squares.iter().sum::<f64>(), report)?; squares.len()],
-            None => self.adaptive_rates(&squares, report)?,
+            None => self.adaptive_rates(before, &squares, report)?,
         };
-        let starts = self.lengths.iter().scan(0, |end, len| {
+        let starts = lengths.iter().scan(0, |end, len| {
             *end += len;
             Some(*end - len)
         });
-        let cut = |list| cut::<E>(list, &self.lengths);
-        let tensors = rates.into_iter().zip(starts).zip(cut(before)).zip(cut(grads)).zip(cut(after));
-        let tensors: Vec<_> = tensors.collect();
-        tensors
+        let cut = |list| cut::<E>(list, &lengths);
+        let parts = rates.into_iter().zip(starts).zip(cut(before)).zip(cut(grads)).zip(cut(after));
+        let parts: Vec<_> = parts.collect();
+        parts
             .into_par_iter()
             .map(|((((rate, start), before), grads), after)| {
                 largest_error(rate, before, grads, after).map_err(|(index, error)| (start + index, error))
@@ -172,18 +182,38 @@ impl Case {
             .map_err(|(index, error)| wrong(format!("parameter {index} is off by {error:e}")))
     }
 
-    /// What the gradient of each tensor is multiplied with in a first step of the adaptive method, from the
-    /// report's learning rate, whose norm is checked.
-    fn adaptive_rates(&self, squares: &[f64], report: &StepReport) -> Result<Vec<f64>, CliError> {
-        let mean = squares.iter().sum::<f64>() / self.total as f64;
-        let scales: Vec<f64> = (squares.iter().zip(&self.lengths))
-            .map(|(square, &len)| (mean * len as f64 / square).sqrt())
+    /// What the gradient of each row is multiplied with in a first step of the adaptive method, from the
+    /// report's learning rate, whose norm is checked: the tensor's length scale over the root of the row's
+    /// mean square (`docs/adaptive.md`).
+    fn adaptive_rates<E: Element>(
+        &self,
+        before: &[E],
+        squares: &[f64],
+        report: &StepReport,
+    ) -> Result<Vec<f64>, CliError> {
+        let sizes = self::squares(before, &self.lengths);
+        let rows = self.lengths.iter().zip(sizes).flat_map(|(&len, square)| {
+            let length = (0.1 * (square / len as f64).sqrt().max(0.01)).sqrt();
+            std::iter::repeat_n(length, len.div_ceil(row(len)))
+        });
+        let scales: Vec<f64> = (rows.zip(self.rows()).zip(squares))
+            .map(|((length, len), square)| length / (square / len as f64).sqrt())
             .collect();
         let norm = squares.iter().zip(&scales).map(|(square, scale)| square * scale).sum::<f64>().sqrt();
         let step_size = report.learning_rate * norm;
         compare_step_sizes(report, step_size)?;
         Ok(scales.iter().map(|scale| report.learning_rate * scale).collect())
     }
+}
+
+/// Elements of a row of a tensor with so many.
+fn row(len: usize) -> usize {
+    ROW.min(len)
+}
+
+/// Sums of squares of parts of these lengths.
+fn squares<E: Element>(list: &[E], lengths: &[usize]) -> Vec<f64> {
+    cut(list, lengths).into_par_iter().map(|part| part.par_iter().map(|x| x.to_f64().powi(2)).sum()).collect()
 }
 
 /// What gradients are multiplied with in a step of the fitted method.
@@ -205,7 +235,7 @@ fn compare_step_sizes(report: &StepReport, expected: f64) -> Result<(), CliError
     Err(wrong(format!("its step size is {:e}, not {expected:e}", report.step_size)))
 }
 
-/// Of the parameters of a tensor after a step; or the first that is beyond roundings.
+/// Of parameters after a step in which they had one rate; or the first that is beyond roundings.
 fn largest_error<E: Element>(rate: f64, before: &[E], grads: &[E], after: &[E]) -> Result<f64, (usize, f64)> {
     let errors = (before.par_iter().zip(grads).zip(after)).enumerate().map(|(index, ((&b, &g), &a))| {
         let (before, change) = (b.to_f64(), rate * g.to_f64());
@@ -267,22 +297,24 @@ mod tests {
     }
 
     fn a_wrong_parameter_is_found<E: Element>(relative: f32) {
-        let case = Case::new(1003, 4).unwrap();
-        assert_eq!(case.lengths, [251, 251, 251, 250]);
+        let case = Case::new(6003, 4).unwrap();
+        assert_eq!(case.lengths, [1501, 1501, 1501, 1500]);
+        assert_eq!(case.rows(), [1024, 477, 1024, 477, 1024, 477, 1024, 476]);
         for method in [case.fitted(), Adaptive::default().into()] {
             a_wrong_parameter_of_is_found::<E>(&case, &method, relative);
         }
     }
 
     fn a_wrong_parameter_of_is_found<E: Element>(case: &Case, method: &Method, relative: f32) {
-        let (before, mut grads) = (case.params::<E>().unwrap(), case.grads::<E>().unwrap());
-        // One tensor has another length scale than the rest.
-        grads[251..502].iter_mut().for_each(|g| *g = E::from_f32(g.to_f64() as f32 / 2.0));
+        let (mut before, mut grads) = (case.params::<E>().unwrap(), case.grads::<E>().unwrap());
+        // Rows have variances, and tensors length scales, of their own.
+        grads[1024..2525].iter_mut().for_each(|g| *g = E::from_f32(g.to_f64() as f32 / 2.0));
+        before[1501..3002].iter_mut().for_each(|p| *p = E::from_f32(p.to_f64() as f32 / 2.0));
         let mut after = before.clone();
         let report = first_step(case, method, &mut after, &grads);
         let error = case.check(method, &before, &grads, &after, &report).unwrap();
         assert!(error > 0.0 && error <= 4.0 * E::ROUNDING);
-        for (index, factor) in [(0, 1.0 + relative), (1002, 1.0 - relative), (500, f32::NAN)] {
+        for (index, factor) in [(0, 1.0 + relative), (6002, 1.0 - relative), (2000, f32::NAN)] {
             let mut damaged = after.clone();
             damaged[index] = E::from_f32(damaged[index].to_f64() as f32 * factor);
             let text = case.check(method, &before, &grads, &damaged, &report).unwrap_err().to_string();

@@ -12,6 +12,7 @@ use std::time::Instant;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use indicatif::ProgressBar;
+use rfdescent::optimizer::Limit;
 use serde::Serialize;
 
 use crate::data::{Batches, Dataset};
@@ -45,6 +46,10 @@ pub struct MethodStep {
     pub step_size: Option<f64>,
     /// η/‖g‖; with the adaptive method over the norm of the averaged gradient in its own geometry.
     pub learning_rate: Option<f64>,
+    /// How far the adaptive method trusts its model.
+    pub trust: Option<f64>,
+    /// What limits its step.
+    pub limit: Option<Limit>,
     /// Why nothing was changed, if so.
     pub skipped: Option<String>,
 }
@@ -59,6 +64,8 @@ pub struct StepRow {
     theta: Option<f64>,
     step_size: Option<f64>,
     learning_rate: Option<f64>,
+    trust: Option<f64>,
+    limit: Option<Limit>,
     skipped: Option<String>,
 }
 
@@ -77,6 +84,8 @@ pub struct EpochRow {
     pub step_size: Option<f64>,
     /// The learning rate, likewise.
     pub learning_rate: Option<f64>,
+    /// The adaptive method's trust, likewise.
+    pub trust: Option<f64>,
     /// Steps that changed nothing.
     pub skipped: usize,
     /// Wall time of training and validation.
@@ -161,6 +170,8 @@ pub fn train(
                 theta: taken.theta,
                 step_size: taken.step_size,
                 learning_rate: taken.learning_rate,
+                trust: taken.trust,
+                limit: taken.limit,
                 skipped: taken.skipped,
             });
             bar.inc(1);
@@ -196,6 +207,7 @@ fn summarise(steps: &[StepRow], epoch: usize, validation: evaluate::Validation, 
         accuracy: validation.accuracy,
         step_size: median(steps.iter().filter_map(|row| row.step_size)),
         learning_rate: median(steps.iter().filter_map(|row| row.learning_rate)),
+        trust: median(steps.iter().filter_map(|row| row.trust)),
         skipped: steps.iter().filter(|row| row.skipped.is_some()).count(),
         seconds,
     }

@@ -179,13 +179,14 @@ impl Printer {
     /// Names of the columns of [`Printer::epoch`].
     pub fn epoch_header(&self) {
         self.line(format!(
-            "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>8} {:>7}",
+            "{:>5} {:>11} {:>16} {:>9} {:>10} {:>14} {:>6} {:>8} {:>7}",
             "epoch",
             "train loss",
             "validation loss",
             "accuracy",
             "step size",
             "learning rate",
+            "trust",
             "skipped",
             "time"
         ));
@@ -193,15 +194,17 @@ impl Printer {
 
     /// One epoch.
     pub fn epoch(&self, row: &EpochRow) {
-        let number = |value: Option<f64>| value.map_or("-".into(), |v| fixed(v, 4));
+        let decimals = |value: Option<f64>, digits| value.map_or("-".into(), |v| fixed(v, digits));
+        let number = |value| decimals(value, 4);
         self.line(format!(
-            "{:>5} {:>11} {:>16} {:>7.2} % {:>10} {:>14} {:>8} {:>5.1} s",
+            "{:>5} {:>11} {:>16} {:>7.2} % {:>10} {:>14} {:>6} {:>8} {:>5.1} s",
             row.epoch,
             fixed(row.train_loss, 4),
             fixed(row.validation_loss, 4),
             100.0 * row.accuracy,
             number(row.step_size),
             number(row.learning_rate),
+            decimals(row.trust, 3),
             row.skipped,
             row.seconds
         ));

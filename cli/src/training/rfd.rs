@@ -50,14 +50,18 @@ impl Method for Rfd {
                 Outcome::Skipped(reason) => {
                     MethodStep { skipped: Some(reason.to_string()), ..MethodStep::default() }
                 }
-                Outcome::Applied => MethodStep {
-                    grad_norm: Some(report.grad_norm),
-                    // The adaptive method has none.
-                    theta: self.model().map(|_| report.theta),
-                    step_size: Some(report.step_size),
-                    learning_rate: Some(report.learning_rate),
-                    skipped: None,
-                },
+                Outcome::Applied => {
+                    let adaptive = self.model().is_none();
+                    MethodStep {
+                        grad_norm: Some(report.grad_norm),
+                        theta: (!adaptive).then_some(report.theta),
+                        step_size: Some(report.step_size),
+                        learning_rate: Some(report.learning_rate),
+                        trust: adaptive.then_some(report.trust),
+                        limit: adaptive.then_some(report.limit),
+                        skipped: None,
+                    }
+                }
             },
         })
     }

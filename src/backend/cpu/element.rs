@@ -19,6 +19,7 @@ pub(super) trait Compute:
     /// stays 0.
     fn from_f64(x: f64) -> Self;
     fn to_f64(self) -> f64;
+    fn from_f32(x: f32) -> Self;
 }
 
 impl Compute for f32 {
@@ -30,6 +31,10 @@ impl Compute for f32 {
     fn to_f64(self) -> f64 {
         f64::from(self)
     }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
 }
 
 impl Compute for f64 {
@@ -40,6 +45,10 @@ impl Compute for f64 {
     #[inline(always)]
     fn to_f64(self) -> f64 {
         self
+    }
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        f64::from(x)
     }
 }
 

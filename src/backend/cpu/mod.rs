@@ -1,22 +1,26 @@
 //! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
 //!
-//! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`update`] changes
-//! parameters, [`accumulate`] adds gradients up, [`element`] reads and writes number formats, [`rounding`]
-//! draws the bits of stochastic rounding.
+//! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`rows`] to those whose
+//! rows have variances, [`update`] changes parameters, [`accumulate`] adds gradients up, [`element`] reads
+//! and writes number formats, [`rounding`] draws the bits of stochastic rounding.
 
 mod accumulate;
 mod element;
 mod float_env;
 mod reduce;
 mod rounding;
+mod rows;
 mod sum;
 mod update;
 
 pub(crate) use accumulate::GradSum;
 pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
-pub(crate) use reduce::{LockSums, Moving, SquaredNorms, averaged_norms, lock_sums, squared_norms};
+pub(crate) use reduce::{LockSums, SquaredNorms, lock_sums, plain_squares, squared_norms};
 pub(crate) use rounding::StochasticBits;
+pub(crate) use rows::{
+    Averages, ColumnVariance, Moving, RowNorms, RowVariance, Variances, averaged, row_norms,
+};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 
 /// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small

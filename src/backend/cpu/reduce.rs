@@ -2,13 +2,15 @@
 
 use rayon::prelude::*;
 
-use super::element::{Compute, Load, Parameter, Read, State, Store};
-use super::sum::{CHUNK, chunk_dot, tensor_sum};
+use super::element::{Compute, Load, Parameter, Read, Store};
+use super::rows::{Variances, row_squares};
+use super::sum::{CHUNK, chunk_dot, line, row_sum, rows_sum, tensor_sum};
 use super::update::{UpdateScalars, Velocity};
 use super::{SERIAL_BELOW, TASK, run};
 use crate::backend::abi::RFD_TINY_EXPONENT;
 use crate::numeric::{exponent_of, fold, power_of_two};
-use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
+use crate::rows::Rows;
+use crate::tensor::{GradRef, ParamMut, each_grad, each_param};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or
 /// so small that their squares leave the range of f64.
@@ -24,11 +26,22 @@ const TINY: f64 = f64::from_bits(((1023 + RFD_TINY_EXPONENT) as u64) << 52);
 
 /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
 pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
-    in_range(grads, sums(grads, 1.0))
+    let layouts = chunked(grads);
+    in_range(grads, &layouts, sums(grads, &layouts, 1.0))
+}
+
+/// ‖g_k‖² of every tensor, where squares may leave the range of f64.
+pub(crate) fn plain_squares(grads: &[GradRef<'_>]) -> Vec<f64> {
+    sums(grads, &chunked(grads), 1.0)
+}
+
+/// The layouts of tensors that have no rows.
+fn chunked(grads: &[GradRef<'_>]) -> Vec<Layout> {
+    grads.iter().map(|grad| Layout::of_chunks(grad.len().unwrap_or(0))).collect()
 }
 
 /// Forms the sums of squares again where they left the range of f64.
-fn in_range(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
+pub(super) fn in_range(grads: &[GradRef<'_>], layouts: &[Layout], squares: Vec<f64>) -> SquaredNorms {
     let mut norms = SquaredNorms { squares, exponent: 0 };
     let total = fold(&norms.squares);
     if total < TINY || total == f64::INFINITY {
@@ -37,7 +50,7 @@ fn in_range(grads: &[GradRef<'_>], squares: Vec<f64>) -> SquaredNorms {
             let exponent = exponent_of(largest);
             // The scale stays a normal power of two; 2^±1022 leaves every square in range.
             let exponent = exponent.clamp(-1022, 1022);
-            norms = SquaredNorms { squares: sums(grads, power_of_two(-exponent)), exponent };
+            norms = SquaredNorms { squares: sums(grads, layouts, power_of_two(-exponent)), exponent };
         }
     }
     norms
@@ -52,139 +65,127 @@ fn largest_f64(grad: &GradRef<'_>) -> f64 {
 }
 
 /// Σ (scale·g)² of every tensor.
-fn sums(grads: &[GradRef<'_>], scale: f64) -> Vec<f64> {
-    let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
+fn sums(grads: &[GradRef<'_>], layouts: &[Layout], scale: f64) -> Vec<f64> {
     let sums = per_tensor(
-        &lengths,
+        layouts,
+        &mut [],
         #[inline(always)]
-        |tensor, start, count| [squares(grads[tensor].slice(start, count), scale)],
+        |tensor, start, count, _| {
+            let rows = layouts[tensor].rows;
+            [squares(grads[tensor].slice(start, count), rows, scale)]
+        },
     );
     sums.into_iter().map(|[sum]| sum).collect()
 }
 
-/// A tensor that moves by a velocity.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moving<'a> {
-    /// Format of the parameter.
-    pub dtype: DType,
-    /// `None` at rest.
-    pub velocity: Option<&'a Velocity>,
-    /// What it is multiplied with.
-    pub decay: f64,
-}
-
-/// The [`squared_norms`] of the gradients, and the squared norm of each new velocity v·decay − g·unscale as
-/// it will be stored.
-pub(crate) fn averaged_norms(
-    grads: &[GradRef<'_>],
-    moving: &[Moving<'_>],
-    unscale: f64,
-) -> (SquaredNorms, Vec<f64>) {
-    let lengths: Vec<usize> = grads.iter().map(|g| g.len().unwrap_or(0)).collect();
-    let sums = per_tensor(
-        &lengths,
-        #[inline(always)]
-        |tensor, start, count| {
-            let grad = grads[tensor].slice(start, count);
-            let range = start..start + count;
-            let Moving { dtype, velocity, decay } = moving[tensor];
-            let scalars = UpdateScalars { velocity_decay: decay, unscale, ..UpdateScalars::default() };
-            let velocity = match (dtype, velocity) {
-                (DType::F64, Some(Velocity::F64(v))) => next_squares(grad, Some(&v[range]), &scalars),
-                (DType::F64, _) => next_squares::<f64>(grad, None, &scalars),
-                (_, Some(Velocity::F32(v))) => next_squares(grad, Some(&v[range]), &scalars),
-                _ => next_squares::<f32>(grad, None, &scalars),
-            };
-            [squares(grad, 1.0), velocity]
-        },
-    );
-    let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
-    (in_range(grads, squares), directions)
-}
-
-/// ‖v‖² of a chunk of a new velocity that is stored as `V`.
+/// The square of a chunk, which consists of rows where they are given.
 #[inline(always)]
-fn next_squares<V: State>(grad: GradRef<'_>, velocity: Option<&[V]>, scalars: &UpdateScalars) -> f64 {
-    // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G>(
-        g: &[G],
-        velocity: Option<&[V]>,
-        scalars: &UpdateScalars,
-    ) -> f64 {
-        let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
-        let g = T::read(g, &mut g_buffer);
-        let mut next = [V::default(); CHUNK];
-        let next = &mut next[..g.len()];
-        if let Some(velocity) = velocity {
-            next.copy_from_slice(velocity);
-        }
-        super::update::advance_velocity(next, &mut v_buffer, g, scalars);
-        let v = <V as Load<T>>::load(next, &mut v_buffer);
-        chunk_dot(v, v)
-    }
-    each_grad!(
-        grad,
-        g => with_grad::<V, V, _>(g, velocity, scalars),
-        f64 => with_grad::<f64, V, f64>(g, velocity, scalars),
-        missing => 0.0
-    )
-}
-
-#[inline(always)]
-fn squares(grad: GradRef<'_>, scale: f64) -> f64 {
+pub(super) fn squares(grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 {
     #[inline(always)]
-    fn narrow<G: Load<f32>>(g: &[G], scale: f64) -> f64 {
+    fn dot<T: Compute>(g: &[T], rows: Option<Rows>) -> f64 {
+        match rows {
+            None => chunk_dot(g, g),
+            Some(rows) => {
+                let (lanes, mut line) = (rows.lanes(), line());
+                rows_sum(g.chunks(rows.len).map(|row| row_squares(row, lanes, &mut line)), lanes)
+            }
+        }
+    }
+    #[inline(always)]
+    fn narrow<G: Load<f32>>(g: &[G], rows: Option<Rows>, scale: f64) -> f64 {
         let mut buffer = [0.0_f32; CHUNK];
-        let g = G::load(g, &mut buffer);
-        let sum = chunk_dot(g, g);
+        let sum = dot(G::load(g, &mut buffer), rows);
         // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any
         // scale.
         if sum == 0.0 { 0.0 } else { sum * scale * scale }
     }
     #[inline(always)]
-    fn wide(g: &[f64], scale: f64) -> f64 {
+    fn wide(g: &[f64], rows: Option<Rows>, scale: f64) -> f64 {
         if scale == 1.0 {
-            return chunk_dot(g, g);
+            return dot(g, rows);
         }
         let mut scaled = [0.0_f64; CHUNK];
         let scaled = &mut scaled[..g.len()];
         for (s, g) in scaled.iter_mut().zip(g) {
             *s = g * scale;
         }
-        chunk_dot(scaled, scaled)
+        dot(scaled, rows)
     }
-    each_grad!(grad, g => narrow(g, scale), f64 => wide(g, scale), missing => 0.0)
+    each_grad!(grad, g => narrow(g, rows, scale), f64 => wide(g, rows, scale), missing => 0.0)
 }
 
-/// Runs `chunk(tensor, start, count)` over every chunk of every tensor, in parallel, and adds the `N` sums it
-/// returns in the fixed order.
-fn per_tensor<const N: usize>(
-    lengths: &[usize],
-    chunk: impl Fn(usize, usize, usize) -> [f64; N] + Sync,
+/// How a tensor is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Elements.
+    pub len: usize,
+    /// Elements of a chunk.
+    chunk: usize,
+    /// What chunks consist of, if not of plain elements.
+    rows: Option<Rows>,
+}
+
+impl Layout {
+    pub fn of_chunks(len: usize) -> Self {
+        Self { len, chunk: CHUNK, rows: None }
+    }
+
+    pub fn of_rows(len: usize, rows: Rows) -> Self {
+        Self { len, chunk: rows.chunk(), rows: Some(rows) }
+    }
+}
+
+/// Chunks of one tensor that one thread works on: the first, their sums, and their rows' numbers.
+struct Part<'a, const N: usize> {
+    tensor: usize,
+    first: usize,
+    sums: &'a mut [[f64; N]],
+    rows: &'a mut [f64],
+}
+
+/// Runs `chunk(tensor, start, count, rows)` over every chunk of every tensor, in parallel, and adds the `N`
+/// sums it returns in the fixed order. `rows` are those of the chunk out of a list by tensor, which has a
+/// number for each row, or nothing.
+pub(super) fn per_tensor<const N: usize>(
+    layouts: &[Layout],
+    rows: &mut [Vec<f64>],
+    chunk: impl Fn(usize, usize, usize, &mut [f64]) -> [f64; N] + Sync,
 ) -> Vec<[f64; N]> {
     let mut partial: Vec<Vec<[f64; N]>> =
-        lengths.iter().map(|len| vec![[0.0; N]; len.div_ceil(CHUNK)]).collect();
-    let work = |(tensor, first, partial): (usize, usize, &mut [[f64; N]])| {
+        layouts.iter().map(|layout| vec![[0.0; N]; layout.len.div_ceil(layout.chunk)]).collect();
+    let rows_of_chunk = |tensor: usize| {
+        let Layout { chunk, rows, .. } = layouts[tensor];
+        rows.map_or(0, |rows| chunk / rows.len)
+    };
+    let work = |Part { tensor, first, sums, mut rows }: Part<'_, N>| {
         run(
             #[inline(always)]
             || {
-                for (i, sum) in partial.iter_mut().enumerate() {
-                    let start = (first + i) * CHUNK;
-                    *sum = chunk(tensor, start, CHUNK.min(lengths[tensor] - start));
+                let Layout { len, chunk: size, .. } = layouts[tensor];
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let start = (first + i) * size;
+                    let own;
+                    (own, rows) = rows.split_at_mut(rows.len().min(rows_of_chunk(tensor)));
+                    *sum = chunk(tensor, start, size.min(len - start), own);
                 }
             },
         );
     };
-    let tasks = partial.iter_mut().enumerate().flat_map(|(tensor, partial)| {
-        let chunks = TASK / CHUNK;
-        partial.chunks_mut(chunks).enumerate().map(move |(task, partial)| (tensor, task * chunks, partial))
-    });
-    if lengths.iter().sum::<usize>() < SERIAL_BELOW {
-        tasks.for_each(work);
+    let mut parts = Vec::new();
+    let mut rows = rows.iter_mut();
+    for (tensor, sums) in partial.iter_mut().enumerate() {
+        let mut rows: &mut [f64] = rows.next().map_or(&mut [], |rows| rows);
+        let chunks = (TASK / layouts[tensor].chunk).max(1);
+        for (part, sums) in sums.chunks_mut(chunks).enumerate() {
+            let own;
+            (own, rows) = rows.split_at_mut(rows.len().min(chunks * rows_of_chunk(tensor)));
+            parts.push(Part { tensor, first: part * chunks, sums, rows: own });
+        }
+    }
+    if layouts.iter().map(|layout| layout.len).sum::<usize>() < SERIAL_BELOW {
+        parts.into_iter().for_each(work);
     } else {
-        tasks.collect::<Vec<_>>().into_par_iter().for_each(work);
+        parts.into_par_iter().for_each(work);
     }
     partial
         .iter()
@@ -195,7 +196,8 @@ fn per_tensor<const N: usize>(
 }
 
 /// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master
-/// weights) and −d the direction of the step: the gradient, or minus the new velocity.
+/// weights) and −d the direction of the step: the gradient, or minus the new velocity, each element times w·u
+/// where there are rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LockSums {
     pub parameter: f64,
@@ -203,68 +205,101 @@ pub(crate) struct LockSums {
     pub direction: f64,
 }
 
-/// The [`LockSums`] of one tensor.
+/// The [`LockSums`] of one tensor; `variances` are those after the step, with the column scales before it.
 pub(crate) fn lock_sums(
     param: &ParamMut<'_>,
     master: Option<&[f32]>,
     grad: GradRef<'_>,
     velocity: Option<&Velocity>,
     scalars: &UpdateScalars,
+    variances: Option<Variances<'_>>,
 ) -> LockSums {
+    let (single, double) = match velocity {
+        None => (None, None),
+        Some(Velocity::F32(v)) => (Some(&v[..]), None),
+        Some(Velocity::F64(v)) => (None, Some(&v[..])),
+    };
+    let lock = Lock { scalars, variances };
+    match master {
+        Some(master) => lock.with_param(master, grad, single),
+        None => each_param!(
+            param,
+            p => lock.with_param(p, grad, single),
+            f64 => lock.with_param(p, grad, double)
+        ),
+    }
+}
+
+struct Lock<'a> {
+    scalars: &'a UpdateScalars,
+    variances: Option<Variances<'a>>,
+}
+
+impl Lock<'_> {
     fn with_param<P: Parameter>(
+        &self,
         p: &[P],
         grad: GradRef<'_>,
         velocity: Option<&[P::State]>,
-        scalars: &UpdateScalars,
     ) -> LockSums {
         each_grad!(
             grad,
-            g => with_grad::<P::State, P, _>(p, g, velocity, scalars),
-            f64 => with_grad::<f64, P, f64>(p, g, velocity, scalars),
+            g => self.with_grad::<P::State, P, _>(p, g, velocity),
+            f64 => self.with_grad::<f64, P, f64>(p, g, velocity),
             missing => LockSums::default()
         )
     }
 
     fn with_grad<T: Compute + Read<G>, P: Parameter + Load<T>, G: Sync>(
+        &self,
         p: &[P],
         g: &[G],
         velocity: Option<&[P::State]>,
-        scalars: &UpdateScalars,
     ) -> LockSums
     where
         P::State: Store<T>,
     {
-        let sums = per_tensor(&[p.len()], |_, start, count| {
+        let layout = match self.variances {
+            None => Layout::of_chunks(p.len()),
+            Some(variances) => Layout::of_rows(p.len(), variances.rows),
+        };
+        let sums = per_tensor(&[layout], &mut [], |_, start, count, _| {
             let range = start..start + count;
             let (mut p_buffer, mut g_buffer, mut v_buffer) =
                 ([T::default(); CHUNK], [T::default(); CHUNK], [T::default(); CHUNK]);
             let p = P::load(&p[range.clone()], &mut p_buffer);
             let g = T::read(&g[range.clone()], &mut g_buffer);
             let Some(velocity) = velocity else {
-                return [chunk_dot(p, p), chunk_dot(p, g), chunk_dot(g, g)];
+                return self.chunk(start, p, g);
             };
             let mut next = [P::State::default(); CHUNK];
             let next = &mut next[..count];
             next.copy_from_slice(&velocity[range]);
-            super::update::advance_velocity(next, &mut v_buffer, g, scalars);
+            super::update::advance_velocity(next, &mut v_buffer, g, self.scalars);
             let v = <P::State as Load<T>>::load(next, &mut v_buffer);
-            [chunk_dot(p, p), -chunk_dot(p, v), chunk_dot(v, v)]
+            let [parameter, product, direction] = self.chunk(start, p, v);
+            [parameter, -product, direction]
         });
         let [parameter, product, direction] = sums[0];
         LockSums { parameter, product, direction }
     }
 
-    let (single, double) = match velocity {
-        None => (None, None),
-        Some(Velocity::F32(v)) => (Some(&v[..]), None),
-        Some(Velocity::F64(v)) => (None, Some(&v[..])),
-    };
-    match master {
-        Some(master) => with_param(master, grad, single, scalars),
-        None => each_param!(
-            param,
-            p => with_param(p, grad, single, scalars),
-            f64 => with_param(p, grad, double, scalars)
-        ),
+    /// ‖p‖², ⟨p, d⟩ and ‖d‖² of a chunk that begins at an element of the tensor.
+    fn chunk<T: Compute>(&self, start: usize, p: &[T], d: &[T]) -> [f64; 3] {
+        let Some(variances) = self.variances else {
+            return [chunk_dot(p, p), chunk_dot(p, d), chunk_dot(d, d)];
+        };
+        let (len, lanes) = (variances.rows.len, variances.rows.lanes());
+        let rows = || p.chunks(len).zip(d.chunks(len)).enumerate();
+        let w = |row: usize| variances.scale(start / len + row);
+        let u = |i: usize| variances.column_scale(i);
+        let mut line = line();
+        let parameter = rows_sum(rows().map(|(_, (p, _))| row_squares(p, lanes, &mut line)), lanes);
+        let mut product =
+            |p: &[T], d: &[T]| row_sum(p.len(), lanes, &mut line, |i| (p[i].to_f64() * d[i].to_f64()) * u(i));
+        let product = rows_sum(rows().map(|(row, (p, d))| w(row) * product(p, d)), lanes);
+        let mut direction =
+            |d: &[T]| row_sum(d.len(), lanes, &mut line, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)));
+        [parameter, product, rows_sum(rows().map(|(row, (_, d))| (w(row) * w(row)) * direction(d)), lanes)]
     }
 }

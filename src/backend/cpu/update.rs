@@ -5,11 +5,17 @@
 //! by a velocity        v ← v·velocity_decay − g·unscale     v is rounded to its storage format
 //!                      p ← p·decay + v·coefficient
 //! ```
+//!
+//! Where rows have scales, each row's multiplies the coefficient before that is rounded; those of columns
+//! multiply the prescaled gradient, or the velocity.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::element::{BLOCK, Compute, Load, Parameter, Read, Store};
 use super::rounding::StochasticBits;
+use super::rows::Variances;
 use super::{SERIAL_BELOW, TASK, run};
 use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
@@ -52,6 +58,8 @@ pub(crate) struct TensorUpdate<'a> {
     pub velocity: Option<&'a mut Velocity>,
     pub master: Option<&'a mut [f32]>,
     pub scalars: UpdateScalars,
+    /// Scales of rows multiply the coefficient, those of columns the gradient or velocity.
+    pub variances: Option<Variances<'a>>,
     pub stochastic: Option<StochasticBits>,
 }
 
@@ -62,6 +70,7 @@ struct Piece<'a> {
     velocity: VelocityPart<'a>,
     master: Option<&'a mut [f32]>,
     scalars: UpdateScalars,
+    variances: Option<Variances<'a>>,
     stochastic: Option<StochasticBits>,
 }
 
@@ -92,7 +101,9 @@ pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
 }
 
 fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
-    let TensorUpdate { mut param, grad, velocity, mut master, scalars, stochastic } = tensor;
+    let TensorUpdate { mut param, grad, velocity, mut master, scalars, variances, stochastic } = tensor;
+    // Whole rows.
+    let size = variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
     let mut velocity = match velocity {
         None => VelocityPart::None,
         Some(Velocity::F32(v)) => VelocityPart::F32(v),
@@ -100,7 +111,7 @@ fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
     };
     let mut start = 0;
     while !param.is_empty() {
-        let count = TASK.min(param.len());
+        let count = size.min(param.len());
         let (head, rest) = param.split_at(count);
         param = rest;
         let head_velocity;
@@ -119,6 +130,10 @@ fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
             velocity: head_velocity,
             master: head_master,
             scalars,
+            variances: variances.map(|variances| Variances {
+                averages: &variances.averages[start / variances.rows.len..],
+                ..variances
+            }),
             stochastic: stochastic.map(|bits| bits.advanced(start)),
         });
         start += count;
@@ -144,13 +159,13 @@ impl<'a> VelocityPart<'a> {
 impl Piece<'_> {
     #[inline(always)]
     fn apply(self) {
-        let Piece { param, grad, velocity, master, scalars, stochastic } = self;
+        let Piece { param, grad, velocity, master, scalars, variances, stochastic } = self;
         let (single, double) = match velocity {
             VelocityPart::None => (None, None),
             VelocityPart::F32(v) => (Some(v), None),
             VelocityPart::F64(v) => (None, Some(v)),
         };
-        let change = Change { scalars, stochastic };
+        let change = Change { scalars, variances, stochastic };
         match master {
             None => each_param!(
                 param,
@@ -166,9 +181,39 @@ impl Piece<'_> {
 }
 
 /// How the elements of a piece change.
-struct Change {
+struct Change<'a> {
     scalars: UpdateScalars,
+    variances: Option<Variances<'a>>,
     stochastic: Option<StochasticBits>,
+}
+
+impl Change<'_> {
+    /// Calls `change` for each part of a block, which begins at an element of the piece, with the coefficient
+    /// of that part and the scales of its columns: for all of it, or for each row. Where there are no columns
+    /// the scales are empty.
+    #[inline(always)]
+    fn each_row<T: Compute>(
+        &self,
+        start: usize,
+        len: usize,
+        mut change: impl FnMut(Range<usize>, T, &[f32]),
+    ) {
+        let coefficient = self.scalars.coefficient;
+        let Some(variances) = self.variances else {
+            return change(0..len, T::from_f64(coefficient), &[]);
+        };
+        let size = variances.rows.len;
+        let mut at = 0;
+        while at < len {
+            let row = (start + at) / size;
+            let end = len.min((row + 1) * size - start);
+            let columns =
+                (variances.rows.columns > 0).then(|| start + at - row * size..start + end - row * size);
+            let scales = columns.map_or(&[][..], |columns| &variances.column_scales[columns]);
+            change(at..end, T::from_f64(coefficient * variances.scale(row)), scales);
+            at = end;
+        }
+    }
 }
 
 #[inline(always)]
@@ -176,7 +221,7 @@ fn with_param<P: Parameter>(
     p: &mut [P],
     grad: GradRef<'_>,
     velocity: Option<&mut [P::State]>,
-    change: &Change,
+    change: &Change<'_>,
 ) {
     each_grad!(
         grad,
@@ -192,12 +237,11 @@ fn with_grad<T: Compute + Read<G>, P: Parameter + Store<T>, G>(
     p: &mut [P],
     g: &[G],
     mut velocity: Option<&mut [P::State]>,
-    change: &Change,
+    change: &Change<'_>,
 ) where
     P::State: Store<T>,
 {
     let decay = T::from_f64(change.scalars.decay);
-    let coefficient = T::from_f64(change.scalars.coefficient);
     let prescale = T::from_f64(change.scalars.prescale);
     let (mut p_buffer, mut g_buffer, mut v_buffer) =
         ([T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]);
@@ -208,18 +252,36 @@ fn with_grad<T: Compute + Read<G>, P: Parameter + Store<T>, G>(
         let g = T::read(g, &mut g_buffer);
         match velocity.as_deref_mut() {
             None => P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
-                for (p, &g) in p.iter_mut().zip(g) {
-                    *p = *p * decay - (g * prescale) * coefficient;
-                }
+                change.each_row(start, p.len(), |row, coefficient, scales| {
+                    let (p, g) = (&mut p[row.clone()], &g[row]);
+                    if scales.is_empty() {
+                        for (p, &g) in p.iter_mut().zip(g) {
+                            *p = *p * decay - (g * prescale) * coefficient;
+                        }
+                    } else {
+                        for ((p, &g), &u) in p.iter_mut().zip(g).zip(scales) {
+                            *p = *p * decay - ((g * prescale) * T::from_f32(u)) * coefficient;
+                        }
+                    }
+                });
             }),
             Some(velocity) => {
                 let velocity = &mut velocity[range];
                 advance_velocity(velocity, &mut v_buffer, g, &change.scalars);
                 let v = <P::State as Load<T>>::load(velocity, &mut v_buffer);
                 P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
-                    for (p, &v) in p.iter_mut().zip(v) {
-                        *p = *p * decay + v * coefficient;
-                    }
+                    change.each_row(start, p.len(), |row, coefficient, scales| {
+                        let (p, v) = (&mut p[row.clone()], &v[row]);
+                        if scales.is_empty() {
+                            for (p, &v) in p.iter_mut().zip(v) {
+                                *p = *p * decay + v * coefficient;
+                            }
+                        } else {
+                            for ((p, &v), &u) in p.iter_mut().zip(v).zip(scales) {
+                                *p = *p * decay + (v * T::from_f32(u)) * coefficient;
+                            }
+                        }
+                    });
                 });
             }
         }

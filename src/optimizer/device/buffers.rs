@@ -1,9 +1,11 @@
-//! Velocities and master weights on the device.
+//! Velocities, master weights and variances on the device.
 
 use super::DeviceOptimizer;
+use crate::backend::abi::RFD_SAMPLED_CHUNKS;
 use crate::backend::executor::Stream;
 use crate::error::Result;
 use crate::optimizer::TensorSpec;
+use crate::rows::Rows;
 use crate::tensor::DType;
 
 /// Those of one tensor.
@@ -15,6 +17,8 @@ pub(super) struct Buffers {
     pub master: u64,
     /// Whether the master weights hold something.
     pub master_ready: bool,
+    /// Address of the variances of rows and columns, as [`VariancesLayout`] says; 0 for none.
+    pub variances: u64,
 }
 
 /// Bytes of the velocity of so many elements.
@@ -25,6 +29,41 @@ pub(super) fn velocity_bytes(spec: &TensorSpec, len: usize) -> usize {
 /// Bytes of master weights.
 pub(super) fn master_bytes(len: usize) -> usize {
     len * DType::F32.size()
+}
+
+/// How the variances of one tensor lie (`kernels/rows.cuh`): two sides, of which a step reads one and writes
+/// the other, and a workspace for sums over columns. A side is the scales of columns, f32, then their
+/// averages and those of rows, f64.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct VariancesLayout {
+    rows: usize,
+    columns: usize,
+}
+
+impl VariancesLayout {
+    pub fn of(rows: Rows, len: usize) -> Self {
+        Self { rows: rows.count(len), columns: rows.columns }
+    }
+
+    /// Bytes of the scales, a multiple of 16.
+    pub fn scales(self) -> usize {
+        (self.columns * size_of::<f32>()).next_multiple_of(16)
+    }
+
+    /// Bytes of the averages.
+    pub fn averages(self) -> usize {
+        (self.columns + self.rows) * size_of::<f64>()
+    }
+
+    /// Bytes of a side, a multiple of 16.
+    pub fn side(self) -> usize {
+        (self.scales() + self.averages()).next_multiple_of(16)
+    }
+
+    /// Bytes of all.
+    fn bytes(self) -> usize {
+        2 * self.side() + RFD_SAMPLED_CHUNKS as usize * self.columns * size_of::<f64>()
+    }
 }
 
 impl DeviceOptimizer {
@@ -49,6 +88,28 @@ impl DeviceOptimizer {
         for (k, address) in halves.into_iter().zip(self.allocate(&sizes)?) {
             self.buffers[k].master = address;
         }
+        Ok(())
+    }
+
+    /// Makes variances of rows and columns for each tensor: averages of nothing, and columns that weigh 1.
+    pub(super) fn require_variances(&mut self) -> Result<()> {
+        let sizes: Vec<usize> = (self.core.rows().iter().zip(self.core.lens()))
+            .map(|(rows, &len)| VariancesLayout::of(*rows, len).bytes())
+            .collect();
+        let addresses = self.allocate(&sizes)?;
+        for (buffers, address) in self.buffers.iter_mut().zip(addresses) {
+            buffers.variances = address;
+        }
+        for (buffers, rows) in self.buffers.iter().zip(self.core.rows()) {
+            if rows.columns > 0 {
+                let one = 1_f32.to_bits();
+                // SAFETY: the scales of the side that is read first, a part of memory that nobody uses yet.
+                unsafe {
+                    self.device.executor().fill(buffers.variances, one, rows.columns, Stream::PER_THREAD)?;
+                }
+            }
+        }
+        self.device.synchronize(Stream::PER_THREAD)?;
         Ok(())
     }
 

@@ -3,7 +3,6 @@
 
 use crate::backend::executor::{Device, DeviceBuffer, Stream};
 use crate::error::Result;
-use crate::optimizer::core::Core;
 use crate::optimizer::method::History;
 
 /// Memory for both slots; empty for a method that remembers nothing.
@@ -17,13 +16,12 @@ pub(super) struct HistoryMemory {
 
 impl HistoryMemory {
     /// That of an optimizer that has applied no step.
-    pub fn new(device: &Device, core: &Core) -> Result<Self> {
-        let fresh = core.method().fresh_history(core.specs().len());
+    pub fn new(device: &Device, fresh: &History) -> Result<Self> {
         let (shared, tensors) = (fresh.shared.len(), fresh.tensors.len());
         let mut history = Self { memory: None, shared, tensors };
         if history.slot_bytes() > 0 {
             history.memory = Some(device.allocate(2 * history.slot_bytes())?);
-            history.write(0, &fresh, Stream::PER_THREAD)?;
+            history.write(0, fresh, Stream::PER_THREAD)?;
         }
         Ok(history)
     }
@@ -31,6 +29,11 @@ impl HistoryMemory {
     /// Its address for the kernels, 0 where there is none.
     pub fn address(&self) -> u64 {
         self.memory.as_ref().map_or(0, DeviceBuffer::address)
+    }
+
+    /// That of the tensors from one on, before the first applied step.
+    pub fn of_tensors(&self, first: usize, numbers: usize) -> u64 {
+        self.address() + ((self.shared + first * numbers) * size_of::<f64>()) as u64
     }
 
     /// What is remembered after so many applied steps, after the work on the stream.

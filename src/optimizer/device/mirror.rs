@@ -7,7 +7,7 @@ use crate::backend::abi::RfdStatus;
 use crate::backend::executor::{Device, HostBlock, Stream};
 use crate::backend::words::Plain;
 use crate::error::{Error, Result};
-use crate::optimizer::{Outcome, StepReport};
+use crate::optimizer::{Limit, Outcome, StepReport};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
@@ -107,6 +107,12 @@ fn report(status: &RfdStatus) -> Result<StepReport> {
             status.outcome
         ))
     })?;
+    let limit = u32::try_from(status.limit).ok().and_then(Limit::from_code).ok_or_else(|| {
+        Error::Device(format!(
+            "its status block names a limit {} that this release doesn't know; something overwrote it",
+            status.limit
+        ))
+    })?;
     Ok(StepReport {
         outcome,
         loss: status.loss,
@@ -115,6 +121,8 @@ fn report(status: &RfdStatus) -> Result<StepReport> {
         theta: status.theta,
         step_size: status.step_size,
         learning_rate: status.learning_rate,
+        trust: status.trust,
+        limit,
         applied_steps: status.applied,
         skipped_steps: status.skipped,
     })

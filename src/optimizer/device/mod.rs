@@ -2,7 +2,8 @@
 //!
 //! [`plan`] lays out tensors for the kernels and [`prepare`] brings the list to the device, [`settings`] are
 //! the numbers that may change between replays of a captured step, [`history`] is what the method remembers,
-//! [`buffers`] are velocities and master weights, [`workspace`] holds sums, [`mirror`] tells what steps did.
+//! [`buffers`] are velocities, master weights and variances, [`workspace`] holds sums, [`mirror`] tells what
+//! steps did.
 
 mod buffers;
 mod constants;
@@ -27,7 +28,7 @@ use self::workspace::Workspace;
 use super::core::Core;
 use super::raw::{Placement, check_number};
 use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, SquaredNorm, StepReport, TensorSpec};
-use crate::backend::abi::{RfdStep, RfdTensor};
+use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
 use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -39,8 +40,8 @@ use crate::tensor::DType;
 /// copy from host memory. It can be captured in a graph and replayed: a replay uses the addresses and a host
 /// loss as they were when it was captured, but everything that lies on the device as it is then: loss,
 /// gradient scale, `found_inf` and the settings that [`DeviceOptimizer::set_multiplier`] and its like write.
-/// The first step with master weights must not be captured, as it fills them;
-/// [`DeviceOptimizer::init_master_weights`] does that beforehand.
+/// The first step with master weights or with the adaptive method must not be captured, as it takes them, or
+/// their sizes, from the parameters; [`DeviceOptimizer::init_master_weights`] does that beforehand.
 ///
 /// All calls that take a stream work on this optimizer's state: use one stream, or order those that you use.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub struct DeviceOptimizer {
     tables: Option<[DeviceBuffer; 2]>,
     placement: Placement,
     prepared: Option<Prepared>,
+    /// Whether the method has taken from the parameters what it remembers of them.
+    measured: bool,
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
     max_blocks: u32,
@@ -70,6 +73,16 @@ impl Deref for DeviceOptimizer {
 
     fn deref(&self) -> &Core {
         &self.core
+    }
+}
+
+/// Sums that kernels form of a chunk, at most.
+fn sums_of(core: &Core, locked: bool) -> usize {
+    match (core.method().descent().has_rows(), locked) {
+        (false, false) => 1,
+        (false, true) => 4,
+        (true, false) => 2,
+        (true, true) => RFD_MOST_SUMS as usize,
     }
 }
 
@@ -100,10 +113,12 @@ impl DeviceOptimizer {
             .map_err(|_| Error::invalid("number of tensors", count, "a device has fewer than 2^32"))?;
         let extent = Extent::of_all(&core)?;
         let locked = options.groups.iter().any(|group| group.norm_lock);
-        let sums = if locked { 4 } else { 1 + usize::from(core.method().descent().sums_directions()) };
+        let sums = sums_of(&core, locked);
+        let fresh = core.method().fresh_history(count);
+        let lacks_measures = core.method().descent().lacks_measures(&fresh);
         let control = Control::new(device, &core)?;
         let mirror = Arc::new(Mirror::new(device)?);
-        let history = HistoryMemory::new(device, &core)?;
+        let history = HistoryMemory::new(device, &fresh)?;
         let mut step = RfdStep {
             groups: control.groups(),
             settings: control.settings(),
@@ -132,6 +147,7 @@ impl DeviceOptimizer {
             tables,
             placement: Placement::default(),
             prepared: None,
+            measured: !lacks_measures,
             step,
             max_blocks: u32::MAX,
         };
@@ -139,6 +155,9 @@ impl DeviceOptimizer {
         optimizer.require_velocities(moving)?;
         if optimizer.core.options().master_weights {
             optimizer.require_masters()?;
+        }
+        if optimizer.core.method().descent().has_rows() {
+            optimizer.require_variances()?;
         }
         Ok(optimizer)
     }
@@ -191,7 +210,7 @@ impl DeviceOptimizer {
     /// [`Error::InvalidArgument`] for a group that does not exist or a value outside its domain.
     pub fn set_group(&mut self, index: usize, group: Group, stream: Stream) -> Result<()> {
         if group.norm_lock {
-            self.workspace.require(&self.device, 4)?;
+            self.workspace.require(&self.device, sums_of(&self.core, true))?;
         }
         let old = self.core.set_group(index, group)?;
         if old.norm_lock != group.norm_lock {
@@ -343,9 +362,9 @@ impl DeviceOptimizer {
         unsafe { self.launch_update(&step, stream) }
     }
 
-    /// Queues filling the master weights from the parameters: before a first step that is captured, and after
-    /// parameters were changed by something else. A step fills those of its tensors that have not been filled
-    /// yet by itself.
+    /// Queues filling the master weights from the parameters, and what else a first step takes from them:
+    /// before a first step that is captured, and after parameters were changed by something else. A step
+    /// fills those of its tensors that have not been filled yet by itself.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], for the parameters.
@@ -356,7 +375,10 @@ impl DeviceOptimizer {
         self.placement.check(&self.core, tensors)?;
         let all: Vec<usize> = (0..self.buffers.len()).filter(|&k| self.buffers[k].master != 0).collect();
         // SAFETY: the caller vouches for the addresses.
-        unsafe { self.fill_masters(&all, tensors, stream) }
+        unsafe {
+            self.measure(tensors, stream)?;
+            self.fill_masters(&all, tensors, stream)
+        }
     }
 
     /// What the last step did that the device has finished; `None` before the first. Does not wait, and may

@@ -3,13 +3,15 @@
 
 use super::buffers::Buffers;
 use crate::backend::abi::{
-    RFD_CHUNK, RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_F64, RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK, RfdTensor,
+    RFD_CHUNKS_PER_SEGMENT, RFD_DTYPE_F64, RFD_TENSOR_COLUMNS, RFD_TENSOR_COUNTS, RFD_TENSOR_LOCK,
+    RFD_TENSOR_MATRIX, RfdTensor,
 };
 use crate::backend::executor::{Instance, InstanceKind};
 use crate::backend::kernels::{DTYPES, are_same};
 use crate::error::{Error, Result};
 use crate::optimizer::core::Core;
 use crate::optimizer::raw::RawTensor;
+use crate::rows::Rows;
 use crate::tensor::DType;
 
 // The formats of host and kernels have the same numbers.
@@ -23,9 +25,9 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Adds a tensor of `len` elements that has a gradient.
-    pub fn add(&mut self, len: u64) -> Option<()> {
-        let chunks = len.div_ceil(u64::from(RFD_CHUNK));
+    /// Adds a tensor of `len` elements that has a gradient, cut into these rows.
+    pub fn add(&mut self, len: u64, rows: Rows) -> Option<()> {
+        let chunks = len.div_ceil(rows.chunk() as u64);
         let segments = chunks.div_ceil(u64::from(RFD_CHUNKS_PER_SEGMENT));
         self.chunks = self.chunks.checked_add(chunks)?;
         self.segments = self.segments.checked_add(u32::try_from(segments).ok()?)?;
@@ -35,35 +37,54 @@ impl Extent {
     /// That of all tensors, as if each had a gradient: no step has more.
     pub fn of_all(core: &Core) -> Result<Self> {
         let mut extent = Self::default();
-        for (spec, &len) in core.specs().iter().zip(core.lens()) {
-            extent.add(len as u64).ok_or_else(|| {
-                Error::tensor(&spec.name, "with it the list has 2^32 segments of 2^20 elements or more")
+        let has_rows = core.method().descent().has_rows();
+        for ((spec, &len), &rows) in core.specs().iter().zip(core.lens()).zip(core.rows()) {
+            // The kernels count rows in 32 bits, and look at them where the method has any.
+            let countable = !has_rows || u32::try_from(rows.count(len)).is_ok();
+            extent.add(len as u64, rows).filter(|()| countable).ok_or_else(|| {
+                Error::tensor(
+                    &spec.name,
+                    "with it the list has 2^32 segments of 256 chunks, or it has 2^32 rows, or more",
+                )
             })?;
         }
         Ok(extent)
     }
 
-    /// A tensor behind those there are, as the kernels see it.
-    pub fn place(&mut self, core: &Core, index: usize, buffers: &Buffers, address: &RawTensor) -> RfdTensor {
+    /// A tensor behind those there are, cut into these rows, as the kernels see it.
+    pub fn place(
+        &mut self,
+        core: &Core,
+        index: usize,
+        buffers: &Buffers,
+        address: &RawTensor,
+        rows: Rows,
+    ) -> RfdTensor {
         let (spec, len) = (&core.specs()[index], core.lens()[index] as u64);
         let counts = if spec.counts_in_norm { RFD_TENSOR_COUNTS } else { 0 };
         let lock = if core.group_of(index).norm_lock && len > 1 { RFD_TENSOR_LOCK } else { 0 };
+        let matrix = if spec.is_matrix() { RFD_TENSOR_MATRIX } else { 0 };
+        let columns = if rows.columns > 0 { RFD_TENSOR_COLUMNS } else { 0 };
         let tensor = RfdTensor {
             param: address.param,
             grad: address.grad,
             velocity: if core.velocity_decay_of(index) > 0.0 { buffers.velocity } else { 0 },
             master: buffers.master,
+            variances: buffers.variances,
             len,
             offset: spec.offset,
             first_chunk: self.chunks,
             first_segment: self.segments,
             group: spec.group as u16,
             formats: (spec.dtype.number() | address.grad_dtype.number() << 4) as u8,
-            flags: (counts | lock) as u8,
+            flags: (counts | lock | matrix | columns) as u8,
+            row: rows.len as u32,
+            // Checked when the extent of all tensors was formed, for a method that has rows.
+            rows: rows.count(len as usize) as u32,
         };
         if address.grad != 0 {
             // Cannot overflow: the extent of all tensors was formed when the optimizer was made.
-            let _ = self.add(len);
+            let _ = self.add(len, rows);
         }
         tensor
     }
@@ -85,7 +106,7 @@ impl Plan {
         let kind = core.method().descent().kind();
         let mut extent = Extent::default();
         let tensors: Vec<RfdTensor> = (buffers.iter().zip(addresses).enumerate())
-            .map(|(k, (buffers, address))| extent.place(core, k, buffers, address))
+            .map(|(k, (buffers, address))| extent.place(core, k, buffers, address, core.rows()[k]))
             .collect();
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
         let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
@@ -184,6 +205,13 @@ mod tests {
         assert_eq!(plan.tensors[1].first_segment, 1 << 25);
         let huge = core(model(), false, &[(1 << 52, DType::F32), (1, DType::F32)]);
         assert!(Extent::of_all(&huge).unwrap_err().to_string().contains("`t0`"));
+        // As many rows as chunks, which only a method with rows looks at.
+        let tensors = [(1, DType::F32), (1 << 45, DType::F32)];
+        Extent::of_all(&core(model(), false, &tensors)).unwrap();
+        let rows = core(Adaptive::default(), false, &tensors);
+        assert_eq!(rows.rows()[1], Rows::CHUNKS);
+        assert!(Extent::of_all(&rows).unwrap_err().to_string().contains("`t1`"));
+        Extent::of_all(&core(Adaptive::default(), false, &[(1 << 43, DType::F32)])).unwrap();
     }
 
     #[test]
@@ -233,6 +261,7 @@ mod tests {
                 let buffers = Buffers {
                     velocity: if momentum { 512 } else { 0 },
                     master: if master { 256 } else { 0 },
+                    variances: 1024,
                     master_ready: true,
                 };
                 let mut addresses = addresses(&core, grad);

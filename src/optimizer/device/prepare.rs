@@ -3,11 +3,15 @@
 
 use super::DeviceOptimizer;
 use super::plan::{Extent, Plan};
-use crate::backend::abi::{RFD_INLINE_TENSORS, RfdStep, RfdTable};
-use crate::backend::executor::{Kernel, Launch, Stream};
+use crate::backend::abi::{
+    RFD_INLINE_TENSORS, RFD_METHOD_FITTED, RFD_TENSOR_MATRIX, RfdStep, RfdTable, RfdTensorHistory,
+};
+use crate::backend::executor::{Instance, Kernel, Launch, Stream};
+use crate::backend::words::Plain;
 use crate::error::{Error, Result};
 use crate::optimizer::raw::check_number;
 use crate::optimizer::{RawInput, RawNumber, RawTensor};
+use crate::rows::Rows;
 use crate::tensor::DType;
 
 /// As many tensors as a launch is passed by value.
@@ -69,7 +73,10 @@ impl DeviceOptimizer {
                 .map(|(k, _)| k)
                 .collect();
             // SAFETY: the caller vouches for the addresses.
-            unsafe { self.fill_masters(&unfilled, tensors, stream)? };
+            unsafe {
+                self.measure(tensors, stream)?;
+                self.fill_masters(&unfilled, tensors, stream)?;
+            }
             self.prepared = Some(self.lay_out(tensors));
         }
         let prepared = self.prepared.as_ref().expect("made above");
@@ -147,7 +154,7 @@ impl DeviceOptimizer {
             for (tensor, &k) in table.tensor.iter_mut().zip(batch) {
                 // A gradient says that the tensor has chunks; the kernel does not read it.
                 let address = RawTensor { grad: tensors[k].param, ..tensors[k] };
-                *tensor = extent.place(&self.core, k, &self.buffers[k], &address);
+                *tensor = extent.place(&self.core, k, &self.buffers[k], &address, Rows::CHUNKS);
             }
             let step = RfdStep { chunks: extent.chunks, tensor_count: batch.len() as u32, ..self.step };
             let kernel = Kernel::FILL_MASTERS;
@@ -159,6 +166,55 @@ impl DeviceOptimizer {
         for &k in which {
             self.buffers[k].master_ready = true;
         }
+        Ok(())
+    }
+
+    /// Lets the method take from the parameters what it remembers of them, once: their squared norms, formed
+    /// as those of gradients are.
+    ///
+    /// # Safety
+    /// As [`DeviceOptimizer::step`], for the parameters.
+    pub(super) unsafe fn measure(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
+        if self.measured {
+            return Ok(());
+        }
+        if self.device.executor().capturing(stream)? {
+            let expected = "replays of this capture would take the sizes of the parameters over and over; call \
+                            `init_master_weights`, or take a step, before the capture begins";
+            return Err(Error::Device(expected.into()));
+        }
+        let indices: Vec<usize> = (0..tensors.len()).collect();
+        for batch in indices.chunks(INLINE) {
+            let mut table = Box::<RfdTable>::default();
+            let mut extent = Extent::default();
+            for (tensor, &k) in table.tensor.iter_mut().zip(batch) {
+                let values = RawTensor {
+                    grad: tensors[k].param,
+                    grad_dtype: self.core.specs()[k].dtype,
+                    ..tensors[k]
+                };
+                *tensor = extent.place(&self.core, k, &self.buffers[k], &values, Rows::CHUNKS);
+                tensor.flags &= RFD_TENSOR_MATRIX as u8;
+            }
+            let mut step = RfdStep {
+                chunks: extent.chunks,
+                segments: extent.segments,
+                tensor_count: batch.len() as u32,
+                // No method's: plain sums of squares.
+                method: RFD_METHOD_FITTED,
+                ..self.step
+            };
+            step.adaptive.history = self.history.of_tensors(batch[0], RfdTensorHistory::FIELDS.len());
+            self.workspace.place(&mut step);
+            for kernel in [Kernel::norm(Instance::Generic), Kernel::MEASURE] {
+                let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step).max(1) };
+                let launch = Launch { kernel, cooperative: false, grid, step: &step, table: &table };
+                // SAFETY: the caller vouches for the parameters; all else is this optimizer's own, with room
+                // for a whole list of tensors.
+                unsafe { self.device.executor().launch(&launch, stream)? };
+            }
+        }
+        self.measured = true;
         Ok(())
     }
 }

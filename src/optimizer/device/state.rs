@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use super::DeviceOptimizer;
-use super::buffers::{Buffers, master_bytes, velocity_bytes};
+use super::buffers::{Buffers, VariancesLayout, master_bytes, velocity_bytes};
 use crate::backend::executor::Stream;
 use crate::error::Result;
-use crate::optimizer::state::{self, State};
+use crate::optimizer::method::History;
+use crate::optimizer::state::{self, State, column_scales};
 
 impl DeviceOptimizer {
     /// Writes the state to a file, by way of a temporary one. Waits for the work on the stream.
@@ -36,6 +37,8 @@ impl DeviceOptimizer {
     /// [`Error::Device`](crate::Error::Device) when the device fails.
     pub fn state_to_bytes(&self, stream: Stream) -> Result<Vec<u8>> {
         let (applied_steps, skipped_steps) = self.control.read_counts(stream)?;
+        let history = self.history.read(applied_steps, stream)?;
+        let has_rows = self.core.method().descent().has_rows();
         let tensors = (self.core.specs().iter().zip(self.core.lens()).zip(&self.buffers).enumerate())
             .map(|(k, ((spec, &len), buffers))| {
                 let read = |present: bool, address: u64, bytes: usize| {
@@ -46,10 +49,10 @@ impl DeviceOptimizer {
                 Ok(state::Buffers {
                     velocity: read(moves, buffers.velocity, velocity_bytes(spec, len))?,
                     master: read(ready, buffers.master, master_bytes(len))?,
+                    variances: read(has_rows, self.averages(k, &history), self.layout(k).averages())?,
                 })
             })
             .collect::<Result<_>>()?;
-        let history = self.history.read(applied_steps, stream)?;
         state::write(&State { applied_steps, skipped_steps, history, tensors }, &self.core)
     }
 
@@ -72,14 +75,33 @@ impl DeviceOptimizer {
                 self.write(master, bytes, stream)?;
             }
             self.buffers[k].master_ready = saved.master.is_some();
+            if let Some(bytes) = saved.variances {
+                let address = self.averages(k, &state.history);
+                self.write(address, bytes, stream)?;
+                let scales = column_scales(&self.core, &state.history, k, bytes);
+                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                self.write(address - self.layout(k).scales() as u64, &scales, stream)?;
+            }
         }
         // The next step has to look which master weights to fill.
         self.prepared = None;
+        self.measured = !self.core.method().descent().lacks_measures(&state.history);
         self.history.write(state.applied_steps, &state.history, stream)?;
         // The status is that of an optimizer that has seen no step yet.
         self.control.write_counts(state.applied_steps, state.skipped_steps, stream)?;
         self.mirror.clear();
         Ok(())
+    }
+
+    /// Where the averages of a tensor's columns and rows lie that the next step reads.
+    fn averages(&self, tensor: usize, history: &History) -> u64 {
+        let turn = self.core.method().descent().turn(history, tensor);
+        let layout = self.layout(tensor);
+        self.buffers[tensor].variances + (turn * layout.side() + layout.scales()) as u64
+    }
+
+    fn layout(&self, tensor: usize) -> VariancesLayout {
+        VariancesLayout::of(self.core.rows()[tensor], self.core.lens()[tensor])
     }
 
     fn read(&self, address: u64, bytes: usize, stream: Stream) -> Result<Vec<u8>> {

@@ -7,7 +7,9 @@ use std::ops::Deref;
 use super::core::Core;
 use super::decision::{Norms, TotalSquares, lock};
 use super::method::{History, Seen, StepPlan, TensorSums};
-use super::{Group, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec};
+use super::{
+    Group, Limit, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+};
 use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
@@ -60,6 +62,11 @@ struct Buffers {
     velocity: Option<Velocity>,
     /// Made from the parameter by the first applied step.
     master: Option<Vec<f32>>,
+    /// Averages of the squared gradients of its columns, and of its rows; empty for a method without rows.
+    columns: Vec<f64>,
+    rows: Vec<f64>,
+    /// What columns weigh in the next step.
+    column_scales: Vec<f32>,
 }
 
 impl Deref for Optimizer {
@@ -79,10 +86,21 @@ impl Optimizer {
     /// listed twice, whose group does not exist or whose shape is too large.
     pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
-        let count = core.specs().len();
+        let has_rows = core.method().descent().has_rows();
+        let buffers = (core.rows().iter().zip(core.lens()))
+            .map(|(rows, &len)| {
+                let (rows, columns) = if has_rows { (rows.count(len), rows.columns) } else { (0, 0) };
+                Buffers {
+                    rows: vec![0.0; rows],
+                    columns: vec![0.0; columns],
+                    column_scales: vec![1.0; columns],
+                    ..Buffers::default()
+                }
+            })
+            .collect();
         Ok(Self {
-            history: core.method().fresh_history(count),
-            buffers: vec![Buffers::default(); count],
+            history: core.method().fresh_history(core.specs().len()),
+            buffers,
             core,
             applied_steps: 0,
             skipped_steps: 0,
@@ -157,10 +175,11 @@ impl Optimizer {
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
         self.check(params, grads, input)?;
+        self.measure(params);
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        let (squares, directions) = self.sums(grads, input);
+        let cpu::RowNorms { squares, directions, sampled, averages } = self.sums(grads, input);
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
         let norms = Norms::new(self.total(&squares), input.grad_scale);
@@ -171,29 +190,57 @@ impl Optimizer {
         let tensors: Vec<_> = (grads.iter().zip(self.core.lens()).enumerate())
             .map(|(k, (grad, &len))| {
                 let squares = squares.squares[k] * unscale * unscale;
-                let direction = directions.as_ref().map_or(squares, |directions| directions[k]);
+                let direction = directions.get(k).copied().unwrap_or_default();
                 let takes_part = len > 0 && !matches!(grad, GradRef::Missing);
-                takes_part.then_some(TensorSums { squares, direction })
+                let sampled = sampled.get(k).copied().unwrap_or_default();
+                takes_part.then_some(TensorSums { squares, direction, sampled })
             })
             .collect();
         let plan = self.decide(norms, &tensors, input);
-        Ok(self.apply(params, grads, input, norms, plan))
+        Ok(self.apply(params, grads, input, norms, plan, averages))
     }
 
-    /// The squared norms of the gradients, and of the new velocities where the method decides by them.
-    fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> (cpu::SquaredNorms, Option<Vec<f64>>) {
-        if !self.core.method().descent().sums_directions() {
-            return (cpu::squared_norms(grads), None);
+    /// Before the first step, what the method takes from the parameters.
+    fn measure(&mut self, params: &[ParamMut<'_>]) {
+        let descent = self.core.method().descent();
+        if !descent.lacks_measures(&self.history) {
+            return;
         }
-        let velocities: Vec<_> = (self.core.specs().iter().zip(&self.buffers).enumerate())
+        let values: Vec<GradRef<'_>> = params.iter().map(ParamMut::as_values).collect();
+        let mean_squares: Vec<f64> = (cpu::plain_squares(&values).iter().zip(self.core.lens()))
+            .map(|(squares, &len)| squares / (len.max(1) as f64))
+            .collect();
+        descent.measure(&mut self.history, self.core.specs(), &mean_squares);
+    }
+
+    /// What the method decides by.
+    fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> cpu::RowNorms {
+        if !self.core.method().descent().has_rows() {
+            return cpu::RowNorms::without_rows(cpu::squared_norms(grads));
+        }
+        let moving: Vec<_> = (self.core.specs().iter().zip(&self.buffers).enumerate())
             .map(|(tensor, (spec, buffers))| cpu::Moving {
                 dtype: spec.dtype,
                 velocity: buffers.velocity.as_ref(),
                 decay: self.core.velocity_decay_of(tensor),
+                variances: self.variances(tensor, &buffers.rows, &buffers.column_scales),
+                column_averages: &buffers.columns,
+                column_rule: self.core.method().descent().column_variance(&self.history, tensor),
             })
             .collect();
-        let (squares, directions) = cpu::averaged_norms(grads, &velocities, 1.0 / input.grad_scale);
-        (squares, Some(directions))
+        cpu::row_norms(grads, &moving, 1.0 / input.grad_scale, self.applied_steps)
+    }
+
+    /// What the elements of a tensor weigh in the step to come, with these averages of rows.
+    fn variances<'a>(
+        &self,
+        tensor: usize,
+        averages: &'a [f64],
+        column_scales: &'a [f32],
+    ) -> cpu::Variances<'a> {
+        let len = self.core.lens()[tensor] as f64;
+        let rule = self.core.method().descent().row_variance(&self.history, tensor, len);
+        cpu::Variances { rows: self.core.rows()[tensor], rule, averages, column_scales }
     }
 
     fn decide(
@@ -252,7 +299,7 @@ impl Optimizer {
         let total = TotalSquares { euclidean: norm.euclidean, sigma: norm.sigma, exponent: 0 };
         let norms = Norms::new(total, input.grad_scale);
         let plan = self.decide(norms, &[], input);
-        Ok(self.apply(params, grads, input, norms, plan))
+        Ok(self.apply(params, grads, input, norms, plan, Vec::new()))
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
@@ -280,15 +327,21 @@ impl Optimizer {
         input: &StepInput,
         norms: Norms,
         plan: std::result::Result<StepPlan, SkipReason>,
+        averages: Vec<cpu::Averages>,
     ) -> StepReport {
         let plan = match plan {
             Ok(plan) => plan,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
+        let column_scales: Vec<Vec<f32>> =
+            self.buffers.iter_mut().map(|buffers| std::mem::take(&mut buffers.column_scales)).collect();
+        let variances: Vec<_> = (averages.iter().zip(&column_scales).enumerate())
+            .map(|(k, (averages, scales))| self.variances(k, &averages.rows, scales))
+            .collect();
         let Self { core, buffers, .. } = self;
         let options = core.options();
         let mut updates = Vec::with_capacity(params.len());
-        let tensors = core.specs().iter().zip(buffers).zip(params).zip(grads).enumerate();
+        let tensors = core.specs().iter().zip(&mut *buffers).zip(params).zip(grads).enumerate();
         for (index, (((spec, buffers), param), &grad)) in tensors {
             if matches!(grad, GradRef::Missing) {
                 continue;
@@ -303,9 +356,16 @@ impl Optimizer {
             }
             let velocity = buffers.velocity.as_mut().filter(|_| decay > 0.0);
             let mut scalars = plan.decision.scalars(group, decay, plan.scale(index));
+            let variances = variances.get(index).copied();
             if group.norm_lock && len > 1 {
-                let sums =
-                    cpu::lock_sums(param, buffers.master.as_deref(), grad, velocity.as_deref(), &scalars);
+                let sums = cpu::lock_sums(
+                    param,
+                    buffers.master.as_deref(),
+                    grad,
+                    velocity.as_deref(),
+                    &scalars,
+                    variances,
+                );
                 scalars = lock(scalars, sums);
             }
             let rounds = spec.dtype.is_half() && buffers.master.is_none();
@@ -315,6 +375,7 @@ impl Optimizer {
                 velocity,
                 master: buffers.master.as_deref_mut(),
                 scalars,
+                variances,
                 stochastic: options.stochastic_rounding.filter(|_| rounds).map(|seed| StochasticBits {
                     seed,
                     step: self.applied_steps as u32,
@@ -326,6 +387,18 @@ impl Optimizer {
         cpu::update(updates);
         self.applied_steps += 1;
         self.history = plan.history;
+        for (buffers, scales) in self.buffers.iter_mut().zip(column_scales) {
+            buffers.column_scales = scales;
+        }
+        for (k, cpu::Averages { columns, rows }) in averages.into_iter().enumerate() {
+            if matches!(grads[k], GradRef::Missing) {
+                continue;
+            }
+            let rule = self.core.method().descent().column_variance(&self.history, k);
+            let buffers = &mut self.buffers[k];
+            buffers.column_scales = columns.iter().map(|&average| rule.scale(average)).collect();
+            (buffers.columns, buffers.rows) = (columns, rows);
+        }
         StepReport {
             outcome: Outcome::Applied,
             loss: input.loss,
@@ -334,6 +407,8 @@ impl Optimizer {
             theta: plan.decision.theta,
             step_size: plan.decision.step_size,
             learning_rate: plan.decision.learning_rate,
+            trust: plan.decision.trust,
+            limit: plan.decision.limit,
             applied_steps: self.applied_steps,
             skipped_steps: self.skipped_steps,
         }
@@ -349,6 +424,8 @@ impl Optimizer {
             theta: 0.0,
             step_size: 0.0,
             learning_rate: 0.0,
+            trust: 0.0,
+            limit: Limit::None,
             applied_steps: self.applied_steps,
             skipped_steps: self.skipped_steps,
         }

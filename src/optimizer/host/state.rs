@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Optimizer;
 use crate::backend::cpu::Velocity;
 use crate::error::Result;
-use crate::optimizer::state::{self, State};
+use crate::optimizer::state::{self, State, column_scales};
 use crate::tensor::DType;
 
 impl Optimizer {
@@ -32,13 +32,15 @@ impl Optimizer {
     /// # Errors
     /// [`Error::State`](crate::Error::State) when safetensors refuses it.
     pub fn state_to_bytes(&self) -> Result<Vec<u8>> {
+        let has_rows = self.core.method().descent().has_rows();
         let tensors = (self.buffers.iter())
             .map(|buffers| state::Buffers {
                 velocity: buffers.velocity.as_ref().map(|velocity| match velocity {
                     Velocity::F32(v) => f32_bytes(v),
-                    Velocity::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                    Velocity::F64(v) => f64_bytes(v),
                 }),
                 master: buffers.master.as_deref().map(f32_bytes),
+                variances: has_rows.then(|| f64_bytes(&[&buffers.columns[..], &buffers.rows].concat())),
             })
             .collect();
         let state = State {
@@ -57,11 +59,15 @@ impl Optimizer {
     /// in name, shape or format, or which option was on when the state was saved and is off now.
     pub fn load_state_from_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let state = state::read(bytes, &self.core)?;
-        for ((spec, own), saved) in self.core.specs().iter().zip(&mut self.buffers).zip(state.tensors) {
+        for (k, (own, saved)) in self.buffers.iter_mut().zip(state.tensors).enumerate() {
+            let spec = &self.core.specs()[k];
+            if let Some(bytes) = saved.variances {
+                own.columns = f64_values(bytes);
+                own.rows = own.columns.split_off(self.core.rows()[k].columns);
+                own.column_scales = column_scales(&self.core, &state.history, k, bytes);
+            }
             own.velocity = saved.velocity.map(|bytes| match spec.dtype.state() {
-                DType::F64 => {
-                    Velocity::F64(bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect())
-                }
+                DType::F64 => Velocity::F64(f64_values(bytes)),
                 _ => Velocity::F32(f32_values(bytes)),
             });
             own.master = saved.master.map(f32_values);
@@ -74,6 +80,14 @@ impl Optimizer {
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn f64_bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn f64_values(bytes: &[u8]) -> Vec<f64> {
+    bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
 }
 
 fn f32_values(bytes: &[u8]) -> Vec<f32> {

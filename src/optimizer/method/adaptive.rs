@@ -4,66 +4,72 @@
 
 use super::{Descent, History, Method, Names, Seen, StepPlan, TensorSums, another_method, fixed, trust};
 use crate::backend::abi::{RFD_METHOD_ADAPTIVE, RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
+use crate::backend::cpu::{ColumnVariance, RowVariance, averaged};
 use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
 use crate::optimizer::options::Group;
-use crate::optimizer::report::SkipReason;
+use crate::optimizer::report::{Limit, SkipReason};
+use crate::optimizer::spec::TensorSpec;
 use crate::optimizer::state::damaged_history;
 
-/// RFD on the logarithm of the cost, whose variances are those of the gradients seen last
-/// (`docs/adaptive.md`). It needs no samples and trains networks whose cost is far from stationary, where RFD
-/// as published diverges. The defaults are for all networks.
+/// RFD with length scales and variances that training itself shows (`docs/adaptive.md`). It needs no samples
+/// and trains networks whose cost is far from stationary, where RFD as published diverges. The defaults are
+/// for all networks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
-    /// Whether each tensor has a length scale of its own. Default: each has.
-    pub anisotropy: Anisotropy,
     /// β, the decay of the averages of gradients and losses, in [0, 1). 0 means no averages, and no buffer
     /// for that of the gradients. Default 0.9. The buffer is f32 for all but f64 parameters.
     pub averaging: f64,
-    /// The largest known lower bound of the loss. Default 0, which is right for cross entropy and squared
-    /// errors. Steps with a loss below it are skipped.
-    pub loss_bound: f64,
-}
-
-/// Which parameters share a length scale, beside the factors of groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anisotropy {
-    /// All parameters.
-    Isotropic,
-    /// The elements of a tensor (paper, section "Geometric anisotropy/Adaptive step sizes").
-    Tensorwise,
+    /// The largest lower bound of the loss that is known; steps with a loss below it are skipped. Default
+    /// `None`: losses are taken to have the bound 0 until one is negative, and then to have none.
+    pub loss_bound: Option<f64>,
 }
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self { anisotropy: Anisotropy::Tensorwise, averaging: 0.9, loss_bound: 0.0 }
+        Self { averaging: 0.9, loss_bound: None }
     }
 }
 
-/// What a step lowers the logarithm of the cost by, to first order along the averaged gradient, once it is
-/// trusted: √C(0) of the logarithm.
-const DECREASE: f64 = 0.1;
-/// The same bound along single gradients, whose norm has the noise in it.
-const NOISY_DECREASE: f64 = 3.0;
-/// Decay of the average of each tensor's ‖g_k‖².
-const VARIANCE_DECAY: f64 = 0.9;
-/// No tensor's variance counts as less than this share of the mean over all: its length scale would have no
-/// end.
-const SMALLEST_VARIANCE: f64 = 0.03;
-/// Nor as more than this many times the mean: that would freeze a tensor of a few elements on which much
-/// depends, such as the gains of an output.
-const LARGEST_VARIANCE: f64 = 4.0;
+/// r, the largest rate of a step that is fully trusted: the part of its length scale that a row moves by.
+const LARGEST_RATE: f64 = 0.03;
+/// No step promises to lower the averaged loss by more than this share, to first order: Polyak's step, as a
+/// bound.
+const LOSS_SHARE: f64 = 0.5;
+/// Decay of the averages of squared gradients.
+const VARIANCE_DECAY: f64 = 0.98;
+/// A row's variance counts as at least this share of the mean over its tensor: the plateau of RFD's steps.
+const VARIANCE_FLOOR: f64 = 0.03;
+/// A loss above the average by more than this many times what that is above its bound counts as just that.
+const LOSS_GROWTH: f64 = 2.0;
+/// The same in standard deviations, where no bound is known.
+const NOISE_GROWTH: f64 = 10.0;
+/// So many losses in a row are cut to that; more of them are no outliers, but what training has come to.
+const CUT_LOSSES: f64 = 3.0;
+/// Steps before losses are cut: the first ones may rise.
+const SETTLED: u64 = 10;
+/// λ is multiplied with this share of the rate: weight decays as people bring them are of the size that goes
+/// with other learning rates.
+const DECAY_SHARE: f64 = 0.1;
+/// A matrix has the length scale √(LENGTH_SHARE·size), between its own size (the root mean square of its
+/// elements before the first step) and a common one.
+const LENGTH_SHARE: f64 = 0.1;
+const SMALLEST_SIZE: f64 = 0.01;
+/// The length scale of a tensor that is no matrix: gains, shifts.
+const VECTOR_LENGTH: f64 = 0.1;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where
 /// deep networks start, the gradient does not tell how far the linear model holds.
-const RAMP: i32 = 8;
+const RAMP: u64 = 8;
+/// Which rule has left a state: the first one remembered no variances of rows.
+const RULE: f64 = 2.0;
 
 /// What is remembered before the first step: averages have the weight that they still lack, which is βⁿ after
 /// n steps.
 fn fresh(tensors: usize) -> History {
-    let shared = RfdHistory { loss_rest: 1.0, factor: 1.0, ..RfdHistory::default() };
-    let tensor = RfdTensorHistory { squares: 0.0, squares_rest: 1.0, average_rest: 1.0 };
+    let shared = RfdHistory { loss_rest: 1.0, trust: 1.0, ..RfdHistory::default() };
+    let tensor = RfdTensorHistory { squares_rest: 1.0, average_rest: 1.0, ..RfdTensorHistory::default() };
     History::new(&shared, &vec![tensor; tensors])
 }
 
@@ -71,42 +77,78 @@ fn fresh(tensors: usize) -> History {
 struct Tensor<'a> {
     group: &'a Group,
     counts_in_norm: bool,
-    len: f64,
     /// `None` for one that takes no part in the step.
     sums: Option<TensorSums>,
     history: RfdTensorHistory,
 }
 
-impl Adaptive {
-    /// Averages with this step's squared norm in them.
-    fn observe(&self, history: &RfdTensorHistory, squares: f64) -> RfdTensorHistory {
-        RfdTensorHistory {
-            squares: VARIANCE_DECAY * history.squares + (1.0 - VARIANCE_DECAY) * squares,
-            squares_rest: history.squares_rest * VARIANCE_DECAY,
-            average_rest: history.average_rest * self.averaging,
-        }
-    }
-
-    /// What makes minus the velocity the averaged gradient.
-    fn average_scale(&self, history: &RfdTensorHistory) -> f64 {
-        (1.0 - self.averaging) / (1.0 - history.average_rest)
-    }
-
-    /// Σ_k = √(v/v_k), v_k within bounds.
-    fn scale(&self, tensor: &Tensor<'_>, mean: f64) -> f64 {
-        match self.anisotropy {
-            Anisotropy::Isotropic => 1.0,
-            Anisotropy::Tensorwise => {
-                let variance = mean_square(&tensor.history) / tensor.len;
-                (mean / variance.max(SMALLEST_VARIANCE * mean).min(LARGEST_VARIANCE * mean)).sqrt()
-            }
-        }
-    }
+/// The step that the averaged loss and the squared norm allow.
+struct Rate {
+    rate: f64,
+    limit: Limit,
 }
 
-/// The average of ‖g_k‖²: d_k·v_k.
-fn mean_square(history: &RfdTensorHistory) -> f64 {
-    history.squares / (1.0 - history.squares_rest)
+impl Adaptive {
+    /// Averages with this step's sums in them.
+    fn observe(&self, history: &RfdTensorHistory, sums: TensorSums) -> RfdTensorHistory {
+        RfdTensorHistory {
+            squares: averaged(VARIANCE_DECAY, history.squares, sums.squares),
+            column_mean: averaged(VARIANCE_DECAY, history.column_mean, sums.sampled),
+            squares_rest: history.squares_rest * VARIANCE_DECAY,
+            average_rest: history.average_rest * self.averaging,
+            length: history.length,
+            turn: 1.0 - history.turn,
+        }
+    }
+
+    /// What makes minus the velocity the averaged gradient, in length scales.
+    fn scale(&self, history: &RfdTensorHistory) -> f64 {
+        history.length * ((1.0 - self.averaging) / (1.0 - history.average_rest))
+    }
+
+    /// The bound below all losses, as far as one is known.
+    fn floor(&self, below: f64) -> Option<f64> {
+        self.loss_bound.or_else(|| (below == 0.0).then_some(0.0))
+    }
+
+    /// What the next loss counts as at most, so that a wrong one does not stay in the average.
+    fn most(&self, before: &RfdHistory, applied_steps: u64) -> f64 {
+        if applied_steps < SETTLED {
+            return f64::INFINITY;
+        }
+        let average = before.loss / (1.0 - before.loss_rest);
+        match self.floor(before.below) {
+            Some(floor) if average > floor => average + LOSS_GROWTH * (average - floor),
+            None if before.windows > 0.0 => average + NOISE_GROWTH * trust::deviation(before),
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// What is remembered of all tensors together, but for what the step promises.
+    fn observe_loss(&self, before: &RfdHistory, applied_steps: u64, loss: f64) -> RfdHistory {
+        let most = self.most(before, applied_steps);
+        let cut = if loss > most { (before.cut + 1.0).min(CUT_LOSSES + 1.0) } else { 0.0 };
+        let counted = if cut > CUT_LOSSES { loss } else { loss.min(most) };
+        let below = if self.loss_bound.is_none() && loss < 0.0 { 1.0 } else { before.below };
+        RfdHistory {
+            loss: self.averaging * before.loss + (1.0 - self.averaging) * counted,
+            loss_rest: before.loss_rest * self.averaging,
+            below,
+            cut,
+            ..trust::observe(before, counted)
+        }
+    }
+
+    fn rate(&self, history: &RfdHistory, applied_steps: u64, squared: f64) -> Rate {
+        let loss = history.loss / (1.0 - history.loss_rest);
+        // A mean of losses at the bound may be rounded below it.
+        let promise = self.floor(history.below).map(|floor| LOSS_SHARE * (loss - floor).max(0.0));
+        let (rate, limit) = match promise {
+            Some(promise) if promise < LARGEST_RATE * squared => (promise / squared, Limit::Loss),
+            _ => (LARGEST_RATE, Limit::Rate),
+        };
+        Rate { rate: history.trust * (ramp(applied_steps) * rate), limit }
+    }
 }
 
 /// Σ over the tensors that count, in the fixed order; one that does not is a 0.
@@ -122,8 +164,8 @@ fn total(tensors: &[Tensor<'_>], term: impl Fn(&Tensor<'_>, TensorSums) -> f64) 
 
 /// The share of the full step that step number `applied_steps` + 1 takes.
 fn ramp(applied_steps: u64) -> f64 {
-    let last = (RAMP - 1) as u64;
-    if applied_steps < last { power_of_two(applied_steps as i32 + 1 - RAMP) } else { 1.0 }
+    let last = RAMP - 1;
+    if applied_steps < last { power_of_two(applied_steps as i32 - last as i32) } else { 1.0 }
 }
 
 impl Descent for Adaptive {
@@ -135,9 +177,9 @@ impl Descent for Adaptive {
         if !(0.0..1.0).contains(&self.averaging) {
             return Err(Error::invalid("averaging", self.averaging, "give a number in [0, 1)"));
         }
-        if !self.loss_bound.is_finite() {
-            let expected = "give a finite number that no loss falls below; 0 for most";
-            return Err(Error::invalid("loss_bound", self.loss_bound, expected));
+        if let Some(bound) = self.loss_bound.filter(|bound| !bound.is_finite()) {
+            let expected = "give a finite number that no loss falls below, or none";
+            return Err(Error::invalid("loss_bound", bound, expected));
         }
         Ok(())
     }
@@ -148,11 +190,8 @@ impl Descent for Adaptive {
         if new.averaging != self.averaging {
             return Err(fixed("averaging", new.averaging));
         }
-        if new.anisotropy != self.anisotropy {
-            return Err(fixed("anisotropy", format!("{:?}", new.anisotropy)));
-        }
         if new.loss_bound != self.loss_bound {
-            return Err(fixed("loss_bound", new.loss_bound));
+            return Err(fixed("loss_bound", new.loss_bound.map_or("none".into(), |bound| bound.to_string())));
         }
         Ok(())
     }
@@ -171,8 +210,49 @@ impl Descent for Adaptive {
         if self.averaging > 0.0 { InstanceKind::Averaged } else { InstanceKind::Generic }
     }
 
-    fn sums_directions(&self) -> bool {
-        self.averaging > 0.0
+    fn has_rows(&self) -> bool {
+        true
+    }
+
+    fn row_variance(&self, history: &History, tensor: usize, elements: f64) -> RowVariance {
+        let before: RfdTensorHistory = history.of_tensor(tensor);
+        let seen = 1.0 - before.squares_rest;
+        // The mean over the tensor before this step.
+        let mean = if seen > 0.0 { before.squares / seen / elements } else { 0.0 };
+        RowVariance {
+            decay: VARIANCE_DECAY,
+            weight: 1.0 - before.squares_rest * VARIANCE_DECAY,
+            floor: VARIANCE_FLOOR * mean,
+        }
+    }
+
+    fn column_variance(&self, history: &History, tensor: usize) -> ColumnVariance {
+        let now: RfdTensorHistory = history.of_tensor(tensor);
+        ColumnVariance {
+            decay: VARIANCE_DECAY,
+            mean: now.column_mean,
+            floor: VARIANCE_FLOOR * now.column_mean,
+        }
+    }
+
+    fn turn(&self, history: &History, tensor: usize) -> usize {
+        usize::from(history.of_tensor::<RfdTensorHistory>(tensor).turn != 0.0)
+    }
+
+    fn lacks_measures(&self, history: &History) -> bool {
+        let (_, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
+        tensors.iter().any(|tensor| tensor.length == 0.0)
+    }
+
+    fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
+        let (shared, mut tensors) = history.read::<RfdHistory, RfdTensorHistory>();
+        for ((tensor, spec), mean_square) in tensors.iter_mut().zip(specs).zip(mean_squares) {
+            // Sizes that are not finite would never do.
+            let size = mean_square.sqrt();
+            let size = if size > SMALLEST_SIZE && size < f64::INFINITY { size } else { SMALLEST_SIZE };
+            tensor.length = if spec.is_matrix() { (LENGTH_SHARE * size).sqrt() } else { VECTOR_LENGTH };
+        }
+        *history = History::new(&shared, &tensors);
     }
 
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
@@ -183,66 +263,57 @@ impl Descent for Adaptive {
         if norms.euclidean == 0.0 {
             return Err(SkipReason::ZeroGradient);
         }
-        if input.loss < self.loss_bound {
+        if self.loss_bound.is_some_and(|bound| input.loss < bound) {
             return Err(SkipReason::LossBelowBound);
         }
         if norms.exponent != 0 {
             return Err(SkipReason::OutOfRange);
         }
-        let beta = self.averaging;
         let (before, tensors_before) = history.read::<RfdHistory, RfdTensorHistory>();
-        let mut shared = RfdHistory {
-            loss: beta * before.loss + (1.0 - beta) * input.loss,
-            loss_rest: before.loss_rest * beta,
-            ..trust::observe(&before, input.loss)
-        };
-        let tensors: Vec<Tensor<'_>> = (core.specs().iter().zip(core.lens()))
+        let mut shared = self.observe_loss(&before, seen.applied_steps, input.loss);
+        let tensors: Vec<Tensor<'_>> = (core.specs().iter())
             .zip(seen.tensors.iter().zip(&tensors_before))
-            .map(|((spec, &len), (&sums, before))| Tensor {
+            .map(|(spec, (&sums, before))| Tensor {
                 group: &core.options().groups[spec.group],
                 counts_in_norm: spec.counts_in_norm,
-                len: len as f64,
                 sums,
-                history: sums.map_or(*before, |sums| self.observe(before, sums.squares)),
+                history: sums.map_or(*before, |sums| self.observe(before, sums)),
             })
             .collect();
-        // v, the mean over the elements of all tensors that count.
-        let mean = total(&tensors, |tensor, _| mean_square(&tensor.history))
-            / total(&tensors, |tensor, _| tensor.len);
-        let weight = |tensor: &Tensor<'_>| {
-            tensor.group.length_scale_factor * tensor.group.length_scale_factor * self.scale(tensor, mean)
-        };
-        // The squared Σ-norm of the averaged gradient, and the mean one of single gradients.
-        let averaged = total(&tensors, |tensor, sums| {
-            let average = self.average_scale(&tensor.history);
-            weight(tensor) * (sums.direction * (average * average))
+        // N², the squared Σ-norm of the averaged gradient.
+        let squared = total(&tensors, |tensor, sums| {
+            let scale = self.scale(&tensor.history);
+            let average = (1.0 - self.averaging) / (1.0 - tensor.history.average_rest);
+            tensor.group.multiplier
+                * (tensor.group.length_scale_factor * tensor.group.length_scale_factor)
+                * ((scale * average) * sums.direction)
         });
-        let single = total(&tensors, |tensor, _| weight(tensor) * mean_square(&tensor.history));
-        if averaged == 0.0 {
-            return Err(SkipReason::ZeroGradient);
+        let Rate { rate, mut limit } = self.rate(&shared, seen.applied_steps, squared);
+        let norm = squared.sqrt();
+        let wanted = rate * core.options().multiplier;
+        let step_size = core.options().capped(wanted * norm);
+        let mut learning_rate = wanted;
+        if step_size < wanted * norm {
+            learning_rate = step_size / norm;
+            limit = Limit::Size;
         }
-        let loss = shared.loss / (1.0 - shared.loss_rest) - self.loss_bound;
-        let rate = shared.factor
-            * (ramp(seen.applied_steps) * DECREASE / averaged).min(NOISY_DECREASE / single)
-            * loss;
-        let norm = averaged.sqrt();
-        let step_size = core.options().capped(rate * norm * core.options().multiplier);
-        let learning_rate = step_size / norm;
         shared.promised += step_size * norm;
         let RfdHistory { sum, squares, promised, sum_before, squares_before, promised_before, .. } = shared;
         let remembered = [sum, squares, promised, sum_before, squares_before, promised_before];
-        let finite = [averaged, single, learning_rate].into_iter().chain(remembered);
+        let finite = [squared, learning_rate].into_iter().chain(remembered);
         if !finite.chain(tensors.iter().map(|tensor| tensor.history.squares)).all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
         }
-        let scales: Vec<f64> = (tensors.iter())
-            .map(|tensor| match tensor.sums {
-                Some(_) => self.scale(tensor, mean) * self.average_scale(&tensor.history),
-                None => 0.0,
-            })
-            .collect();
-        let decision = Decision::along_average(step_size, norm, learning_rate, norms, input);
-        let fits = |(tensor, &scale): (&Tensor<'_>, _)| decision.fits_velocities(tensor.group, beta, scale);
+        let scales: Vec<f64> =
+            (tensors.iter()).map(|tensor| tensor.sums.map_or(0.0, |_| self.scale(&tensor.history))).collect();
+        let decision = Decision::along_average(step_size, norm, learning_rate, norms, input).trusted(
+            shared.trust,
+            limit,
+            DECAY_SHARE,
+        );
+        let fits = |(tensor, &scale): (&Tensor<'_>, _)| {
+            decision.fits_velocities(tensor.group, self.averaging, scale)
+        };
         if !tensors.iter().zip(&scales).all(fits) {
             return Err(SkipReason::OutOfRange);
         }
@@ -256,36 +327,44 @@ impl Descent for Adaptive {
 
     fn check_history(&self, history: &History) -> Result<()> {
         let (shared, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
-        let RfdHistory { loss, loss_rest, factor, last, steps, windows, sum, squares, promised, .. } = shared;
-        let RfdHistory { sum_before, squares_before, promised_before, .. } = shared;
+        let RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, .. } = shared;
+        let RfdHistory { sum, squares, promised, sum_before, squares_before, promised_before, .. } = shared;
         let share = |x: f64| (0.0..=1.0).contains(&x);
+        let flag = |x: f64| x == 0.0 || x == 1.0;
         let not_negative = |x: f64| x >= 0.0 && x.is_finite();
         let sound = share(loss_rest)
-            && (trust::SMALLEST..=1.0).contains(&factor)
+            && flag(below)
+            && (0.0..=CUT_LOSSES + 1.0).contains(&cut)
+            && (trust::SMALLEST..=trust::LARGEST).contains(&trust)
+            && (0.0..=trust::ALARM_LOSSES).contains(&high)
             && (0.0..trust::WINDOW).contains(&steps)
             && [windows, squares, squares_before].into_iter().all(not_negative)
             && [loss, last, sum, promised, sum_before, promised_before].into_iter().all(f64::is_finite)
             && tensors.iter().all(|tensor| {
-                not_negative(tensor.squares) && share(tensor.squares_rest) && share(tensor.average_rest)
+                [tensor.squares, tensor.column_mean, tensor.length].into_iter().all(not_negative)
+                    && share(tensor.squares_rest)
+                    && share(tensor.average_rest)
+                    && flag(tensor.turn)
+                    // Only before the first step, which measures all tensors.
+                    && (tensor.length > 0.0 || loss_rest == 1.0)
             });
         if !sound {
             return Err(damaged_history("a value is outside its domain"));
         }
-        // Steps would go uphill. Before the first one there is no average; a mean of losses at the bound may
-        // be rounded below it.
+        // Such a state is of another loss. Before the first step there is no average; a mean of losses at the
+        // bound may be rounded below it.
         let average = loss / (1.0 - loss_rest);
-        if average < self.loss_bound - 1e-9 * self.loss_bound.abs() {
+        if let Some(bound) = self.loss_bound.filter(|bound| average < bound - 1e-9 * bound.abs()) {
             return Err(Error::State(format!(
-                "its averaged loss {average} is below the optimizer's loss_bound {}; make the optimizer with the \
-                 loss_bound that the state was saved with",
-                self.loss_bound
+                "its averaged loss {average} is below the optimizer's loss_bound {bound}; make the optimizer with the \
+                 loss_bound that the state was saved with"
             )));
         }
         Ok(())
     }
 
     fn lasting_settings(&self) -> Vec<(&'static str, f64)> {
-        vec![("averaging", self.averaging)]
+        vec![("averaging", self.averaging), ("rule", RULE)]
     }
 
     fn place(&self, step: &mut RfdStep, history: u64) -> Result<()> {
@@ -293,20 +372,23 @@ impl Descent for Adaptive {
         step.adaptive = RfdAdaptive {
             history,
             averaging: self.averaging,
-            loss_bound: self.loss_bound,
-            decrease: DECREASE,
-            noisy_decrease: NOISY_DECREASE,
+            loss_bound: self.loss_bound.unwrap_or(f64::NEG_INFINITY),
+            largest_rate: LARGEST_RATE,
+            loss_share: LOSS_SHARE,
             variance_decay: VARIANCE_DECAY,
-            smallest_variance: SMALLEST_VARIANCE,
-            largest_variance: LARGEST_VARIANCE,
-            window: trust::WINDOW,
-            share: trust::SHARE,
-            after_less: trust::AFTER_LESS,
-            after_more: trust::AFTER_MORE,
-            smallest_trust: trust::SMALLEST,
-            ramp: RAMP as u32,
-            tensorwise: (self.anisotropy == Anisotropy::Tensorwise).into(),
+            variance_floor: VARIANCE_FLOOR,
+            loss_growth: LOSS_GROWTH,
+            noise_growth: NOISE_GROWTH,
+            cut_losses: CUT_LOSSES,
+            settled: SETTLED as f64,
+            decay_share: DECAY_SHARE,
+            length_share: LENGTH_SHARE,
+            smallest_size: SMALLEST_SIZE,
+            vector_length: VECTOR_LENGTH,
+            ramp: RAMP,
+            ..RfdAdaptive::default()
         };
+        trust::place(&mut step.adaptive);
         Ok(())
     }
 }

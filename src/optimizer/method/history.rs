@@ -50,11 +50,20 @@ impl History {
         }
     }
 
+    /// The numbers of one tensor.
+    pub fn of_tensor<T: Plain>(&self, tensor: usize) -> T {
+        let size = T::FIELDS.len();
+        T::from_words(&words(&self.tensors[tensor * size..][..size]))
+    }
+
     /// The opposite of [`History::new`].
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
-        let words = |numbers: &[f64]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
         let tensors = words(&self.tensors);
         let tensors = tensors.chunks_exact(T::FIELDS.len().max(1)).map(T::from_words).collect();
         (S::from_words(&words(&self.shared)), tensors)
     }
+}
+
+fn words(numbers: &[f64]) -> Vec<u64> {
+    numbers.iter().map(|number| number.to_bits()).collect()
 }

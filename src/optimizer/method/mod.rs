@@ -9,7 +9,7 @@ mod fitted;
 mod history;
 mod trust;
 
-pub use adaptive::{Adaptive, Anisotropy};
+pub use adaptive::Adaptive;
 pub use fitted::Fitted;
 pub(crate) use history::{History, Names};
 
@@ -18,6 +18,7 @@ use super::decision::{Decision, Norms};
 use super::report::{SkipReason, StepInput};
 use super::spec::TensorSpec;
 use crate::backend::abi::{RfdSettings, RfdStep};
+use crate::backend::cpu::{ColumnVariance, RowVariance};
 use crate::backend::executor::InstanceKind;
 use crate::covariance::Model;
 use crate::error::{Error, Result};
@@ -102,10 +103,35 @@ pub(crate) trait Descent {
     /// Which instances of the kernels are for it.
     fn kind(&self) -> InstanceKind;
 
-    /// Whether it decides by the squared norm of each new velocity, beside that of the gradient.
-    fn sums_directions(&self) -> bool {
+    /// Whether it keeps a variance for each row of a tensor, by which it scales the row's steps.
+    fn has_rows(&self) -> bool {
         false
     }
+
+    /// How the variances of a tensor's rows change in the next step that the tensor takes part in, and what
+    /// they weigh; it has so many elements. Only for a method that has rows.
+    fn row_variance(&self, _history: &History, _tensor: usize, _elements: f64) -> RowVariance {
+        RowVariance::default()
+    }
+
+    /// What the columns of a tensor weigh now, as [`Descent::row_variance`] says it of rows.
+    fn column_variance(&self, _history: &History, _tensor: usize) -> ColumnVariance {
+        ColumnVariance::default()
+    }
+
+    /// Which of the two lists that a device keeps of a tensor's variances is that of now.
+    fn turn(&self, _history: &History, _tensor: usize) -> usize {
+        0
+    }
+
+    /// Whether [`Descent::measure`] has to be called before the next step.
+    fn lacks_measures(&self, _history: &History) -> bool {
+        false
+    }
+
+    /// Takes from the parameters what it remembers of them; `mean_squares` are those of their elements, by
+    /// tensor, 0 for an empty one.
+    fn measure(&self, _history: &mut History, _specs: &[TensorSpec], _mean_squares: &[f64]) {}
 
     /// The step, or why there is none.
     fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason>;
@@ -150,8 +176,11 @@ pub(crate) struct Seen<'a> {
 pub(crate) struct TensorSums {
     /// ‖g_k‖², gradient scale removed.
     pub squares: f64,
-    /// ‖v_k‖² of the new velocity where the method moves along it, else ‖g_k‖².
+    /// Σ w_i u_j v_ij² over the new velocity, or the gradient where there is none, with the weights of rows
+    /// and columns. 0 for a method without rows.
     pub direction: f64,
+    /// The mean square of the elements that tell of columns, gradient scale removed; 0 without columns.
+    pub sampled: f64,
 }
 
 /// What a step is going to do.

@@ -1,7 +1,7 @@
 //! The file format of saved states, the same for every backend: safetensors. The metadata has one key, whose
 //! value is JSON text: version, method, counts, what the method remembers, and the list of tensors
-//! ([`Header`]). Velocities are stored as `velocity.NAME`, master weights as `master.NAME`, flat and
-//! little-endian. Equal states have equal bytes.
+//! ([`Header`]). Velocities are stored as `velocity.NAME`, master weights as `master.NAME`, averages of
+//! columns and rows as `variances.NAME`, flat and little-endian. Equal states have equal bytes.
 
 mod v1;
 
@@ -54,6 +54,9 @@ pub(super) struct Entry {
     pub dtype: DType,
     pub velocity: bool,
     pub master: bool,
+    /// Elements of a row and number of columns; only of a method that has rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<[usize; 2]>,
     #[serde(default, skip_serializing_if = "Named::is_empty")]
     pub history: Named,
 }
@@ -65,6 +68,8 @@ pub(crate) struct Buffers<B> {
     pub velocity: Option<B>,
     /// f32.
     pub master: Option<B>,
+    /// A f64 for each column, then for each row; always with a method that has rows.
+    pub variances: Option<B>,
 }
 
 /// What a state holds.
@@ -81,6 +86,12 @@ pub(crate) struct State<B> {
 /// Numbers under their names.
 fn named(names: &[&str], numbers: &[f64]) -> Named {
     names.iter().zip(numbers).map(|(&name, &number)| (name.into(), number.into())).collect()
+}
+
+/// Elements of a row and number of columns of a tensor, where the method has rows.
+fn rows_of(core: &Core, tensor: usize) -> Option<[usize; 2]> {
+    let rows = core.rows()[tensor];
+    core.method().descent().has_rows().then_some([rows.len, rows.columns])
 }
 
 /// The settings of a method that belong to what it remembers.
@@ -107,15 +118,18 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
     let specs = core.specs();
     let names = core.method().descent().names();
     let mut views = Vec::new();
-    for (spec, buffers) in specs.iter().zip(&state.tensors) {
+    for ((spec, buffers), (&len, rows)) in
+        (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.rows()))
+    {
         let stored = [
-            ("velocity", &buffers.velocity, velocity_format(spec.dtype)),
-            ("master", &buffers.master, Dtype::F32),
+            ("velocity", &buffers.velocity, velocity_format(spec.dtype), len),
+            ("master", &buffers.master, Dtype::F32, len),
+            ("variances", &buffers.variances, Dtype::F64, rows.averages(len)),
         ];
-        for (kind, bytes, dtype) in stored {
+        for (kind, bytes, dtype, len) in stored {
             if let Some(bytes) = bytes {
-                let view = TensorView::new(dtype, vec![spec.len()?], bytes)
-                    .map_err(|e| Error::State(e.to_string()))?;
+                let view =
+                    TensorView::new(dtype, vec![len], bytes).map_err(|e| Error::State(e.to_string()))?;
                 views.push((format!("{kind}.{}", spec.name), view));
             }
         }
@@ -127,6 +141,7 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
             dtype: spec.dtype,
             velocity: buffers.velocity.is_some(),
             master: buffers.master.is_some(),
+            rows: rows_of(core, index),
             history: named(names.tensor, &state.history.tensors[index * names.tensor.len()..]),
         })
         .collect();
@@ -167,21 +182,27 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
         compare(entry, core, tensor)?;
     }
     let history = history(&header.history, &entries, core)?;
-    let promised = entries.iter().map(|e| usize::from(e.velocity) + usize::from(e.master)).sum::<usize>();
+    let has_rows = core.method().descent().has_rows();
+    let buffers = |e: &Entry| usize::from(e.velocity) + usize::from(e.master) + usize::from(has_rows);
+    let promised = entries.iter().map(|e| buffers(e)).sum::<usize>();
     if stored.len() != promised {
         return Err(Error::State(format!(
             "holds {} buffers, but its metadata promises {promised}; it is damaged: save it again",
             stored.len()
         )));
     }
-    let tensors = (specs.iter().zip(&entries))
-        .map(|(spec, entry)| {
-            let values = |kind: &str, present: bool, dtype| {
-                present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, spec)).transpose()
+    let tensors = (specs.iter().zip(&entries).enumerate())
+        .map(|(tensor, (spec, entry))| {
+            let (len, rows) = (core.lens()[tensor], core.rows()[tensor]);
+            let values = |kind: &str, present: bool, dtype, len| {
+                present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, len)).transpose()
             };
+            let variances = values("variances", has_rows, Dtype::F64, rows.averages(len))?;
+            check_variances(variances, &spec.name)?;
             Ok(Buffers {
-                velocity: values(velocity, entry.velocity, velocity_format(spec.dtype))?,
-                master: values("master", entry.master, Dtype::F32)?,
+                velocity: values(velocity, entry.velocity, velocity_format(spec.dtype), len)?,
+                master: values("master", entry.master, Dtype::F32, len)?,
+                variances,
             })
         })
         .collect::<Result<_>>()?;
@@ -223,6 +244,13 @@ fn compare_methods(header: &Header, core: &Core) -> Result<()> {
         )));
     }
     let own = settings(core);
+    if let Some(lacking) = own.keys().find(|name| !header.settings.contains_key(*name)) {
+        return Err(Error::State(format!(
+            "was saved by an earlier release, whose {} method remembered other things (it has no `{lacking}`): go on with \
+             that release, or begin anew",
+            header.method
+        )));
+    }
     for (name, saved) in &header.settings {
         let Some(own) = own.get(name) else {
             return Err(Error::State(format!(
@@ -286,6 +314,19 @@ fn compare(saved: &Entry, core: &Core, tensor: usize) -> Result<()> {
             saved.shape, saved.dtype, spec.shape, spec.dtype
         )));
     }
+    let own = rows_of(core, tensor);
+    if saved.rows != own {
+        let text = |rows: Option<[usize; 2]>| match rows {
+            None => "no rows".into(),
+            Some([len, 0]) => format!("rows of {len} elements without columns"),
+            Some([len, _]) => format!("rows of {len} elements"),
+        };
+        return Err(Error::State(format!(
+            "tensor `{name}` has {} in the state but {} in the optimizer; describe its rows as they were",
+            text(saved.rows),
+            text(own)
+        )));
+    }
     if saved.master && !core.options().master_weights {
         return Err(Error::State(format!(
             "holds master weights of `{name}`, but the option `master_weights` is off; make the optimizer with it on"
@@ -334,12 +375,30 @@ pub(super) fn damaged_history(problem: &str) -> Error {
     Error::State(format!("`history` in its metadata is damaged: {problem}; save it again"))
 }
 
+/// What the columns of a tensor weigh, by the averages of a state.
+pub(crate) fn column_scales(core: &Core, history: &History, tensor: usize, averages: &[u8]) -> Vec<f32> {
+    let rule = core.method().descent().column_variance(history, tensor);
+    let columns = averages.as_chunks::<8>().0.iter().take(core.rows()[tensor].columns);
+    columns.map(|bytes| rule.scale(f64::from_le_bytes(*bytes))).collect()
+}
+
+/// An error unless the numbers can be averages of squares.
+fn check_variances(bytes: Option<&[u8]>, name: &str) -> Result<()> {
+    let bytes = bytes.unwrap_or_default();
+    let mut numbers = bytes.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
+    match numbers.position(|x| !(x >= 0.0 && x.is_finite())) {
+        None => Ok(()),
+        Some(place) => Err(Error::State(format!(
+            "`variances.{name}` is not a number of 0 or more at place {place}; it is damaged: save it again"
+        ))),
+    }
+}
+
 /// The bytes of a stored list of numbers.
-fn values<'a>(stored: &SafeTensors<'a>, name: &str, dtype: Dtype, spec: &TensorSpec) -> Result<&'a [u8]> {
+fn values<'a>(stored: &SafeTensors<'a>, name: &str, dtype: Dtype, len: usize) -> Result<&'a [u8]> {
     let view = stored
         .tensor(name)
         .map_err(|e| Error::State(format!("lacks `{name}` ({e}); it is damaged: save it again")))?;
-    let len = spec.len()?;
     if view.dtype() != dtype || view.shape() != [len] {
         return Err(Error::State(format!(
             "`{name}` is {:?} {:?}, not {dtype:?} [{len}]; it is damaged: save it again",

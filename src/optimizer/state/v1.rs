@@ -1,10 +1,9 @@
-//! Saved states of version 1, read only: several keys of metadata, what the adaptive method remembers in two
-//! levels.
+//! Saved states of version 1, read only: several keys of metadata. What the adaptive method of that time
+//! remembered is of no use any more.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{Entry, Header, Named, STRANGE};
 use crate::error::{Error, Result};
@@ -22,15 +21,6 @@ struct OldEntry {
     dtype: DType,
     momentum: bool,
     master: bool,
-}
-
-#[derive(Deserialize)]
-struct OldHistory {
-    loss: Value,
-    loss_rest: Value,
-    trust: Named,
-    /// In the order of `tensors`.
-    tensors: Vec<Named>,
 }
 
 /// The metadata in the form of today; `None` for a file that is not of version 1.
@@ -69,23 +59,8 @@ fn read(format: &str, metadata: &HashMap<String, String>) -> Result<Header> {
         history: Named::new(),
         tensors: entries.into_iter().map(Entry::from).collect(),
     };
-    if let Some(text) = metadata.get("adaptive") {
-        let OldHistory { loss, loss_rest, mut trust, tensors } =
-            serde_json::from_str(text).map_err(|e| damaged("adaptive", e.to_string()))?;
-        if tensors.len() != header.tensors.len() {
-            let problem = format!("it is of {} tensors, not {}", tensors.len(), header.tensors.len());
-            return Err(damaged("adaptive", problem));
-        }
-        trust.extend([("loss".into(), loss), ("loss_rest".into(), loss_rest)]);
+    if metadata.contains_key("adaptive") {
         header.method = "adaptive".into();
-        header.history = trust;
-        for (entry, history) in header.tensors.iter_mut().zip(tensors) {
-            entry.history = history;
-        }
-        if let Some(text) = metadata.get("averaging") {
-            let averaging = serde_json::from_str(text).map_err(|e| damaged("averaging", e.to_string()))?;
-            header.settings.insert("averaging".into(), averaging);
-        }
     }
     Ok(header)
 }
@@ -93,6 +68,6 @@ fn read(format: &str, metadata: &HashMap<String, String>) -> Result<Header> {
 impl From<OldEntry> for Entry {
     fn from(old: OldEntry) -> Self {
         let OldEntry { name, shape, dtype, momentum, master } = old;
-        Self { name, shape, dtype, velocity: momentum, master, history: Named::new() }
+        Self { name, shape, dtype, velocity: momentum, master, rows: None, history: Named::new() }
     }
 }

@@ -1,0 +1,403 @@
+//! Variances of rows and columns, and sums that weigh each element by those of its own.
+
+use super::element::{Compute, Load, Read, State, Store};
+use super::reduce::{Layout, SquaredNorms, in_range, per_tensor, squares};
+use super::sum::{CHUNK, Line, line, row_sum, rows_sum};
+use super::update::{UpdateScalars, Velocity, advance_velocity};
+use crate::rows::{Rows, Sample};
+use crate::tensor::{DType, GradRef, each_grad};
+
+/// An exponential average after one more number.
+pub(crate) fn averaged(decay: f64, before: f64, now: f64) -> f64 {
+    decay * before + (1.0 - decay) * now
+}
+
+/// How the variance of a row changes with its gradient, and what the row's step is weighed with
+/// (`docs/adaptive.md`): an average that begins at 0.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RowVariance {
+    /// Of the average.
+    pub decay: f64,
+    /// What the average weighs once it has seen this step, up to 1.
+    pub weight: f64,
+    /// What is added to every variance.
+    pub floor: f64,
+}
+
+impl RowVariance {
+    /// w = 1/√variance; 0 where nothing has been seen. The average has this step in it.
+    pub fn scale(&self, average: f64) -> f64 {
+        let variance = average / self.weight + self.floor;
+        if variance > 0.0 { 1.0 / variance.sqrt() } else { 0.0 }
+    }
+}
+
+/// How the variance of a column changes, and what it weighs in the step after that.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ColumnVariance {
+    /// Of the average.
+    pub decay: f64,
+    /// The mean over the columns.
+    pub mean: f64,
+    /// What is added to every variance.
+    pub floor: f64,
+}
+
+impl ColumnVariance {
+    /// u = √(mean/variance); 1 where nothing has been seen.
+    pub fn scale(&self, average: f64) -> f32 {
+        if self.mean > 0.0 { (self.mean / (average + self.floor)).sqrt() as f32 } else { 1.0 }
+    }
+}
+
+/// What the elements of a tensor weigh: those of row i and column j w_i·u_j.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Variances<'a> {
+    pub rows: Rows,
+    pub rule: RowVariance,
+    /// An average for each row.
+    pub averages: &'a [f64],
+    /// u of each column; empty where there are none.
+    pub column_scales: &'a [f32],
+}
+
+impl Variances<'_> {
+    /// w of one row.
+    pub fn scale(&self, row: usize) -> f64 {
+        self.rule.scale(self.averages[row])
+    }
+
+    /// u of an element's column, by its place in its row.
+    #[inline(always)]
+    pub fn column_scale(&self, place: usize) -> f64 {
+        self.column_scales.get(place).map_or(1.0, |&u| f64::from(u))
+    }
+}
+
+/// ‖x‖² of a row.
+#[inline(always)]
+pub(super) fn row_squares<T: Compute>(x: &[T], lanes: usize, line: &mut Line) -> f64 {
+    row_sum(x.len(), lanes, line, |i| x[i].to_f64() * x[i].to_f64())
+}
+
+/// Σ u v² of a row.
+#[inline(always)]
+fn weighted_squares<T: Compute>(v: &[T], scales: &[f32], lanes: usize, line: &mut Line) -> f64 {
+    if scales.is_empty() {
+        return row_squares(v, lanes, line);
+    }
+    let scales = &scales[..v.len()];
+    row_sum(v.len(), lanes, line, |i| (v[i].to_f64() * v[i].to_f64()) * f64::from(scales[i]))
+}
+
+/// A tensor whose rows are going to move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moving<'a> {
+    /// Format of the parameter.
+    pub dtype: DType,
+    /// `None` at rest.
+    pub velocity: Option<&'a Velocity>,
+    /// What it is multiplied with; 0 for one that moves along its gradient.
+    pub decay: f64,
+    /// Before the step.
+    pub variances: Variances<'a>,
+    pub column_averages: &'a [f64],
+    pub column_rule: ColumnVariance,
+}
+
+/// The averages of a tensor, one for each column and each row.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Averages {
+    pub columns: Vec<f64>,
+    pub rows: Vec<f64>,
+}
+
+/// What the first pass over tensors with rows finds.
+#[derive(Clone, Debug)]
+pub(crate) struct RowNorms {
+    /// ‖g_k‖² of every gradient, in the order that rows define.
+    pub squares: SquaredNorms,
+    /// Σ w_i u_j d_ij² of every tensor, d being the new velocity as it will be stored, or the gradient
+    /// without its scale.
+    pub directions: Vec<f64>,
+    /// By tensor, the mean square of the elements that tell of columns; 0 without columns.
+    pub sampled: Vec<f64>,
+    /// Those of every tensor after the step; 0 for one without gradient, and the list empty for a method
+    /// without rows.
+    pub averages: Vec<Averages>,
+}
+
+impl RowNorms {
+    /// Those of a method that has no rows.
+    pub fn without_rows(squares: SquaredNorms) -> Self {
+        Self { squares, directions: Vec::new(), sampled: Vec::new(), averages: Vec::new() }
+    }
+}
+
+/// The sums of every tensor in the step after so many; `unscale` is the inverse of the gradient scale.
+pub(crate) fn row_norms(
+    grads: &[GradRef<'_>],
+    moving: &[Moving<'_>],
+    unscale: f64,
+    applied_steps: u64,
+) -> RowNorms {
+    let layouts: Vec<Layout> = (grads.iter().zip(moving))
+        .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
+        .collect();
+    let mut rows: Vec<Vec<f64>> = (layouts.iter().zip(moving))
+        .map(|(layout, moving)| vec![0.0; moving.variances.rows.count(layout.len)])
+        .collect();
+    let sums = per_tensor(
+        &layouts,
+        &mut rows,
+        #[inline(always)]
+        |tensor, start, count, averages| {
+            let grad = grads[tensor].slice(start, count);
+            let Moving { dtype, velocity, decay, variances, .. } = moving[tensor];
+            let before = &variances.averages[start / variances.rows.len..][..averages.len()];
+            let chunk = RowChunk {
+                variances: Variances { averages: before, ..variances },
+                scalars: UpdateScalars { velocity_decay: decay, unscale, ..UpdateScalars::default() },
+            };
+            let range = start..start + count;
+            match (dtype, velocity) {
+                (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), averages),
+                (DType::F64, _) => chunk.sums::<f64>(grad, None, averages),
+                (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), averages),
+                _ => chunk.sums::<f32>(grad, None, averages),
+            }
+        },
+    );
+    let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
+    let (sampled, columns): (Vec<f64>, Vec<Vec<f64>>) = (grads.iter().zip(moving))
+        .map(|(grad, moving)| next_columns(*grad, moving, unscale, applied_steps))
+        .unzip();
+    RowNorms {
+        squares: in_range(grads, &layouts, squares),
+        directions,
+        sampled,
+        averages: columns.into_iter().zip(rows).map(|(columns, rows)| Averages { columns, rows }).collect(),
+    }
+}
+
+/// The mean square of the elements of the sampled chunks, and the new averages of the columns.
+fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
+    let (rows, len) = (moving.variances.rows, grad.len().unwrap_or(0));
+    if rows.columns == 0 || len == 0 {
+        return (0.0, vec![0.0; rows.columns]);
+    }
+    let chunks = len.div_ceil(rows.chunk());
+    let Sample { first, stride } = rows.sample(chunks, applied_steps);
+    let mut sums = vec![0.0; rows.columns];
+    let (mut total, mut elements) = (0.0, 0);
+    for chunk in (first..chunks).step_by(stride) {
+        let start = chunk * rows.chunk();
+        let count = rows.chunk().min(len - start);
+        let grad = grad.slice(start, count);
+        for (sum, term) in sums.iter_mut().zip(column_sums(grad, rows.columns)) {
+            *sum += term;
+        }
+        total += squares(grad, Some(rows), 1.0);
+        elements += count;
+    }
+    let height = (elements / rows.columns).max(1) as f64;
+    let decay = moving.column_rule.decay;
+    let next = (moving.column_averages.iter().zip(&sums))
+        .map(|(&before, &sum)| averaged(decay, before, sum * unscale * unscale / height))
+        .collect();
+    (total * unscale * unscale / elements as f64, next)
+}
+
+/// Σ g² over the rows of a chunk, by column, from row to row.
+fn column_sums(grad: GradRef<'_>, columns: usize) -> Vec<f64> {
+    fn narrow<G: Load<f32>>(g: &[G], columns: usize) -> Vec<f64> {
+        let mut buffer = [0.0_f32; CHUNK];
+        sums(G::load(g, &mut buffer), columns)
+    }
+    fn sums<T: Compute>(g: &[T], columns: usize) -> Vec<f64> {
+        let mut sums = vec![0.0; columns];
+        for row in g.chunks(columns) {
+            for (sum, g) in sums.iter_mut().zip(row) {
+                *sum += g.to_f64() * g.to_f64();
+            }
+        }
+        sums
+    }
+    each_grad!(grad, g => narrow(g, columns), f64 => sums(g, columns), missing => Vec::new())
+}
+
+/// The rows of one chunk before the step.
+struct RowChunk<'a> {
+    variances: Variances<'a>,
+    scalars: UpdateScalars,
+}
+
+impl RowChunk<'_> {
+    /// ‖g‖² and Σ w_i u_j d_ij²; writes the rows' new averages.
+    #[inline(always)]
+    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, averages: &mut [f64]) -> [f64; 2] {
+        each_grad!(
+            grad,
+            g => self.with_grad::<V, V, _>(g, velocity, averages),
+            f64 => self.with_grad::<f64, V, f64>(g, velocity, averages),
+            missing => [0.0; 2]
+        )
+    }
+
+    // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
+    #[cfg_attr(debug_assertions, inline(never))]
+    #[cfg_attr(not(debug_assertions), inline(always))]
+    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G>(
+        &self,
+        g: &[G],
+        velocity: Option<&[V]>,
+        averages: &mut [f64],
+    ) -> [f64; 2] {
+        let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
+        let g = T::read(g, &mut g_buffer);
+        let unscale = self.scalars.unscale;
+        let Variances { rows, rule, averages: before, column_scales } = self.variances;
+        let (lanes, mut line) = (rows.lanes(), line());
+        let mut observe = |row: usize, squares: f64| {
+            let elements = rows.len.min(g.len() - row * rows.len) as f64;
+            averages[row] = averaged(rule.decay, before[row], squares * unscale * unscale / elements);
+            rule.scale(averages[row])
+        };
+        let (mut squares, mut directions) = ([0.0; CHUNK_ROWS], [0.0; CHUNK_ROWS]);
+        let count = before.len();
+        if self.scalars.velocity_decay == 0.0 {
+            for (row, g) in g.chunks(rows.len).enumerate() {
+                squares[row] = row_squares(g, lanes, &mut line);
+                let weighted = weighted_squares(g, column_scales, lanes, &mut line) * unscale * unscale;
+                directions[row] = observe(row, squares[row]) * weighted;
+            }
+        } else {
+            let mut next = [V::default(); CHUNK];
+            let next = &mut next[..g.len()];
+            if let Some(velocity) = velocity {
+                next.copy_from_slice(velocity);
+            }
+            advance_velocity(next, &mut v_buffer, g, &self.scalars);
+            let v = <V as Load<T>>::load(next, &mut v_buffer);
+            for (row, (g, v)) in g.chunks(rows.len).zip(v.chunks(rows.len)).enumerate() {
+                squares[row] = row_squares(g, lanes, &mut line);
+                let weighted = weighted_squares(v, column_scales, lanes, &mut line);
+                directions[row] = observe(row, squares[row]) * weighted;
+            }
+        }
+        let sum = |list: &[f64]| rows_sum(list[..count].iter().copied(), lanes);
+        [sum(&squares), sum(&directions)]
+    }
+}
+
+/// Rows of a chunk, at most.
+const CHUNK_ROWS: usize = crate::numeric::LEAVES;
+
+#[cfg(test)]
+mod tests {
+    use super::super::sum::naive;
+    use super::*;
+
+    const RULE: RowVariance = RowVariance { decay: 0.98, weight: 0.3, floor: 1e-3 };
+    const COLUMN_RULE: ColumnVariance = ColumnVariance { decay: 0.98, mean: 0.4, floor: 0.012 };
+
+    /// Numbers of different sizes, in no order.
+    fn numbers(seed: u64, len: usize) -> Vec<f32> {
+        naive::spread(seed, len).iter().enumerate().map(|(i, x)| x.powf(0.1) * [1.0, -1.0][i % 2]).collect()
+    }
+
+    fn squares_of(seed: u64, len: usize) -> Vec<f64> {
+        numbers(seed, len).iter().map(|&x| f64::from(x) * f64::from(x)).collect()
+    }
+
+    /// What the first pass finds, by the documented order with indices only: matrices of one and of many
+    /// chunks, of which some tell of columns; a last row that is shorter; rows that one lane sums, and all
+    /// lanes.
+    #[test]
+    fn sums_of_rows_follow_the_documented_order() {
+        for (rows, elements) in [
+            (Rows::of_matrix(3), 30),
+            (Rows::of_matrix(64), 64 * 700),
+            (Rows::of_matrix(100), 4_250),
+            (Rows::of_matrix(257), 257 * 300),
+            (Rows::of_matrix(4000), 4000 * 18),
+            (Rows::of_matrix(9000), 18_000),
+            (Rows::of_vector(5000), 5000),
+        ] {
+            for (decay, applied_steps) in [(0.9, 0), (0.9, 2), (0.0, 1)] {
+                compare(rows, elements, decay, applied_steps);
+            }
+        }
+    }
+
+    fn compare(rows: Rows, elements: usize, decay: f64, applied_steps: u64) {
+        let (len, unscale) = (rows.len, 0.3);
+        let grad = numbers(1, elements);
+        let velocity = Velocity::F32(numbers(2, elements));
+        let averages = squares_of(3, rows.count(elements));
+        let column_averages = squares_of(4, rows.columns);
+        let column_scales: Vec<f32> = column_averages.iter().map(|&x| COLUMN_RULE.scale(x)).collect();
+        let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
+        let moving = Moving {
+            dtype: DType::F32,
+            velocity: Some(&velocity),
+            decay,
+            variances,
+            column_averages: &column_averages,
+            column_rule: COLUMN_RULE,
+        };
+        let found = row_norms(&[grad[..].into()], &[moving], unscale, applied_steps);
+
+        let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
+        let square = |i: usize| f64::from(grad[i]) * f64::from(grad[i]);
+        let Velocity::F32(velocity) = &velocity else { unreachable!() };
+        let weighted = |i: usize| {
+            let d = if decay > 0.0 { velocity[i] * decay as f32 - grad[i] * unscale as f32 } else { grad[i] };
+            let product = f64::from(d) * f64::from(d);
+            if rows.columns > 0 { product * f64::from(column_scales[i % len]) } else { product }
+        };
+        let place = |row: usize| row * len..elements.min((row + 1) * len);
+        let row_sum = |row: usize, of: &dyn Fn(usize) -> f64| {
+            naive::lanes(lanes, &place(row).map(of).collect::<Vec<_>>())
+        };
+        let count = elements.div_ceil(len);
+        let squares: Vec<f64> = (0..count).map(|row| row_sum(row, &square)).collect();
+        let next: Vec<f64> = (0..count)
+            .map(|row| {
+                let mean = squares[row] * unscale * unscale / place(row).len() as f64;
+                0.98 * averages[row] + (1.0 - 0.98) * mean
+            })
+            .collect();
+        let directions: Vec<f64> = (0..count)
+            .map(|row| {
+                let w = 1.0 / (next[row] / 0.3 + 1e-3).sqrt();
+                let weighted = row_sum(row, &weighted);
+                w * if decay > 0.0 { weighted } else { weighted * unscale * unscale }
+            })
+            .collect();
+        let per_chunk = 256 / lanes;
+        let chunks =
+            |list: &[f64]| list.chunks(per_chunk).map(|rows| naive::rows(lanes, rows)).collect::<Vec<_>>();
+        let of_chunks = chunks(&squares);
+        assert_eq!(found.squares.squares, [naive::tensor(&of_chunks)]);
+        assert_eq!(found.directions, [naive::tensor(&chunks(&directions))]);
+
+        let stride = of_chunks.len().div_ceil(16);
+        let (mut columns, mut sampled, mut seen) = (vec![0.0; rows.columns], 0.0, 0);
+        for chunk in (0..of_chunks.len()).filter(|chunk| chunk % stride == applied_steps as usize % stride) {
+            let place = chunk * per_chunk * len..elements.min((chunk + 1) * per_chunk * len);
+            for (column, sum) in columns.iter_mut().enumerate() {
+                let own = place.clone().skip(column).step_by(len);
+                *sum += own.map(square).fold(0.0, |sum, term| sum + term);
+            }
+            sampled += of_chunks[chunk];
+            seen += place.len();
+        }
+        let height = (seen / len) as f64;
+        let columns: Vec<f64> = (column_averages.iter().zip(columns))
+            .map(|(before, sum)| 0.98 * before + (1.0 - 0.98) * (sum * unscale * unscale / height))
+            .collect();
+        let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
+        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![Averages { columns, rows: next }]));
+    }
+}
