@@ -150,9 +150,17 @@ fn the_shared_library_exports_the_listed_functions_only() {
     );
 }
 
-/// The fuzz target compiles these files as a module of its own.
+/// The fuzz target compiles these files as a module of its own, with what they need.
 #[test]
 fn the_sources_can_be_a_module() {
+    let dependencies = |manifest: &str| -> BTreeSet<String> {
+        let text = std::fs::read_to_string(root().join(manifest)).unwrap();
+        let section = text.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+        section.lines().filter_map(|line| Some(line.split_once(" = ")?.0.to_string())).collect()
+    };
+    let missing: Vec<_> =
+        dependencies("capi/Cargo.toml").difference(&dependencies("fuzz/Cargo.toml")).cloned().collect();
+    assert!(missing.is_empty(), "fuzz/Cargo.toml lacks {missing:?}, which capi/src needs");
     let mut folders = vec![root().join("capi/src")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {

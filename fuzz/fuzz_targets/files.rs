@@ -32,11 +32,10 @@ unsafe fn with_optimizer(use_it: impl FnOnce(*mut rfd_optimizer)) {
         size: size_of::<rfd_tensor_spec>(),
         name: name.as_ptr(),
         shape: shape.as_ptr(),
-        offset: 0,
         rank: 2,
         dtype,
-        group: 0,
-        flags: 0,
+        // SAFETY: numbers and pointers, for which 0 is a value.
+        ..unsafe { std::mem::zeroed() }
     };
     let specs = [spec(c"a", RFD_DTYPE_F32), spec(c"b", RFD_DTYPE_BF16), spec(c"c", RFD_DTYPE_F64)];
     let (mut model, mut optimizer) = (ptr::null_mut(), ptr::null_mut());
