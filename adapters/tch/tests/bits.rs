@@ -222,9 +222,8 @@ fn method() -> impl Strategy<Value = (Method, Options)> {
         },
     );
     let loss_bound = prop_oneof![Just(None), Just(Some(0.0))];
-    let adaptive = (options(), momentum(), loss_bound).prop_map(|(options, averaging, loss_bound)| {
-        (Adaptive { averaging, loss_bound }.into(), options)
-    });
+    let adaptive = (options(), momentum(), loss_bound)
+        .prop_map(|(options, averaging, loss_bound)| (Adaptive { averaging, loss_bound }.into(), options));
     prop_oneof![fitted, adaptive]
 }
 
