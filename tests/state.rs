@@ -204,11 +204,6 @@ fn damaged_headers() {
         header["tensors"][3]["history"].as_object_mut().unwrap().remove("squares_rest");
     });
     check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["length"] = json!(0.0));
-    // Not even a tensor that has had no gradient lacks its length scale after the first step.
-    check(&["`history`", "domain"], &|header| {
-        header["tensors"][3]["history"]["length"] = json!(0.0);
-        header["tensors"][3]["history"]["squares_rest"] = json!(1.0);
-    });
     check(&["`history`", "domain"], &|header| header["tensors"][3]["history"]["turn"] = json!(2.0));
     check(&["`history`", "domain"], &|header| header["history"]["trust"] = json!(5.0));
     check(&["`1.weight`", "rows of 4", "rows of 2"], &|header| header["tensors"][2]["rows"] = json!([4, 4]));

@@ -128,7 +128,7 @@ struct Adaptive {
         }
     }
 
-    // Takes the length scales of tensors from the sums of squares of their parameters; before the first step,
+    // Takes the length scales that tensors lack from the sums of squares of their parameters; before a step,
     // where `history` is that of the first tensor. By one block.
     static __device__ __forceinline__ void measure(const Launch& launch)
     {
@@ -140,9 +140,11 @@ struct Adaptive {
             double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
             // Sizes that are not finite would never do.
             size = size > adaptive.smallest_size && is_finite(size) ? size : adaptive.smallest_size;
-            reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length =
-                tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * size)
-                                                 : adaptive.vector_length;
+            double& length = reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length;
+            // A tensor that is new in a state has none yet.
+            if (length == 0.0) {
+                length = tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * size) : adaptive.vector_length;
+            }
         }
     }
 

@@ -17,7 +17,7 @@ from rfdescent import RFD, AdaptiveRFD
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 # The fields of RfdHistory and RfdTensorHistory, sorted.
 SHARED_NUMBERS = (
-    *("below", "high", "last", "loss", "loss_rest", "promised", "promised_before", "squares"),
+    *("below", "cut", "high", "last", "loss", "loss_rest", "promised", "promised_before", "squares"),
     *("squares_before", "steps", "sum", "sum_before", "trust", "windows"),
 )
 TENSOR_NUMBERS = ("average_rest", "column_mean", "length", "squares", "squares_rest", "turn")

@@ -31,9 +31,10 @@ impl HistoryMemory {
         self.memory.as_ref().map_or(0, DeviceBuffer::address)
     }
 
-    /// That of the tensors from one on, before the first applied step.
-    pub fn of_tensors(&self, first: usize, numbers: usize) -> u64 {
-        self.address() + ((self.shared + first * numbers) * size_of::<f64>()) as u64
+    /// That of the tensors from one on, after so many applied steps.
+    pub fn of_tensors(&self, applied: u64, first: usize, numbers: usize) -> u64 {
+        let numbers = (self.shared + first * numbers) * size_of::<f64>();
+        self.address() + (self.offset(applied) + numbers) as u64
     }
 
     /// What is remembered after so many applied steps, after the work on the stream.

@@ -60,8 +60,8 @@ pub struct DeviceOptimizer {
     tables: Option<[DeviceBuffer; 2]>,
     placement: Placement,
     prepared: Option<Prepared>,
-    /// Whether the method has taken from the parameters what it remembers of them.
-    measured: bool,
+    /// The applied steps after which the method lacks what it remembers of parameters, until it has taken it.
+    unmeasured: Option<u64>,
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
     max_blocks: u32,
@@ -147,7 +147,7 @@ impl DeviceOptimizer {
             tables,
             placement: Placement::default(),
             prepared: None,
-            measured: !lacks_measures,
+            unmeasured: lacks_measures.then_some(0),
             step,
             max_blocks: u32::MAX,
         };

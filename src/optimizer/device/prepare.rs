@@ -175,9 +175,7 @@ impl DeviceOptimizer {
     /// # Safety
     /// As [`DeviceOptimizer::step`], for the parameters.
     pub(super) unsafe fn measure(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
-        if self.measured {
-            return Ok(());
-        }
+        let Some(applied) = self.unmeasured else { return Ok(()) };
         if self.device.executor().capturing(stream)? {
             let expected = "replays of this capture would take the sizes of the parameters over and over; call \
                             `init_master_weights`, or take a step, before the capture begins";
@@ -204,7 +202,8 @@ impl DeviceOptimizer {
                 method: RFD_METHOD_FITTED,
                 ..self.step
             };
-            step.adaptive.history = self.history.of_tensors(batch[0], RfdTensorHistory::FIELDS.len());
+            step.adaptive.history =
+                self.history.of_tensors(applied, batch[0], RfdTensorHistory::FIELDS.len());
             self.workspace.place(&mut step);
             for kernel in [Kernel::norm(Instance::Generic), Kernel::MEASURE] {
                 let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step).max(1) };
@@ -214,7 +213,7 @@ impl DeviceOptimizer {
                 unsafe { self.device.executor().launch(&launch, stream)? };
             }
         }
-        self.measured = true;
+        self.unmeasured = None;
         Ok(())
     }
 }

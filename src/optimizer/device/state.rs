@@ -85,7 +85,8 @@ impl DeviceOptimizer {
         }
         // The next step has to look which master weights to fill.
         self.prepared = None;
-        self.measured = !self.core.method().descent().lacks_measures(&state.history);
+        let lacks = self.core.method().descent().lacks_measures(&state.history);
+        self.unmeasured = lacks.then_some(state.applied_steps);
         self.history.write(state.applied_steps, &state.history, stream)?;
         // The status is that of an optimizer that has seen no step yet.
         self.control.write_counts(state.applied_steps, state.skipped_steps, stream)?;

@@ -247,6 +247,10 @@ impl Descent for Adaptive {
     fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
         let (shared, mut tensors) = history.read::<RfdHistory, RfdTensorHistory>();
         for ((tensor, spec), mean_square) in tensors.iter_mut().zip(specs).zip(mean_squares) {
+            // A tensor that is new in a state has none yet.
+            if tensor.length > 0.0 {
+                continue;
+            }
             // Sizes that are not finite would never do.
             let size = mean_square.sqrt();
             let size = if size > SMALLEST_SIZE && size < f64::INFINITY { size } else { SMALLEST_SIZE };
@@ -345,8 +349,8 @@ impl Descent for Adaptive {
                     && share(tensor.squares_rest)
                     && share(tensor.average_rest)
                     && flag(tensor.turn)
-                    // Only before the first step, which measures all tensors.
-                    && (tensor.length > 0.0 || loss_rest == 1.0)
+                    // Only before a step that it takes part in.
+                    && (tensor.length > 0.0 || tensor.squares_rest == 1.0)
             });
         if !sound {
             return Err(damaged_history("a value is outside its domain"));
