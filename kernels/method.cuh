@@ -3,7 +3,8 @@
 //
 //   Scratch<KIND>                          what a block shares while it decides
 //   accepts(step), accepts(step, group)    whether the settings are in its domain
-//   has_rows(step)                         whether chunks consist of rows, which have variances (rows.cuh);
+//   has_rows(step)                         whether chunks consist of rows, which have variances (rows.cuh:
+//                                          WithoutRows has this and the next three for those without);
 //                                          never in instances of kind `fitted`
 //   averaging(step)                        with rows: the decay of velocities
 //   variances(launch, tensor, applied)     with rows: those of a tensor in the step after so many

@@ -64,11 +64,17 @@ struct RowUnits {
     }
 };
 
+// An average of decay `decay` after one more number.
+__device__ __forceinline__ double averaged(double decay, double before, double now)
+{
+    return decay * before + (1.0 - decay) * now;
+}
+
 // The variances of one tensor: where they lie, as src/optimizer/device/buffers.rs lays them out, and how they
 // change in a step.
 struct Variances {
     uint64_t from, to;  // addresses of the side that is read and of that which is written
-    uint32_t row, columns;
+    uint32_t columns;   // 0 without
     double decay;
     double weight;  // of the rows' averages once they have seen the step
     double floor;   // what is added to each row's
@@ -77,7 +83,7 @@ struct Variances {
 
     // Sides by `turn`.
     __device__ __forceinline__ Variances(const RfdTensor& tensor, bool turn)
-        : row(tensor.row), columns(tensor.flags & RFD_TENSOR_COLUMNS ? tensor.row : 0)
+        : columns(tensor.flags & RFD_TENSOR_COLUMNS ? tensor.row : 0)
     {
         const uint64_t size = (scales_size() + 8 * (static_cast<uint64_t>(columns) + tensor.rows) + 15) / 16 * 16;
         from = tensor.variances + (turn ? size : 0);
@@ -105,7 +111,7 @@ struct Variances {
 
     __device__ __forceinline__ double next(double before, double mean_square) const
     {
-        return decay * before + (1.0 - decay) * mean_square;
+        return averaged(decay, before, mean_square);
     }
 
     // w of a row with this average.
@@ -134,13 +140,10 @@ private:
 struct RowTensor {
     RfdTensor tensor;
     Variances variances;
-    Factors<double> wide;   // of the update, as those below
-    Factors<float> single;
-    double coefficient;     // before rows weigh it and it is narrowed
+    Change change;    // of the update
     uint64_t chunks;
-    uint32_t lanes;         // of a row
-    uint32_t lines;         // of a row: at most RFD_ROWS
-    bool moves;             // by a velocity
+    uint32_t lanes;   // of a row
+    uint32_t lines;   // of a row: at most RFD_ROWS
 
     // This thread's part of a chunk; `addresses` are those that the pass uses, or-ed.
     __device__ __forceinline__ RowUnits units(uint64_t chunk, uint64_t addresses) const
@@ -207,6 +210,20 @@ __device__ __forceinline__ void weigh_row(double (&sums)[COUNT], const Variances
         sums[RFD_SUM_WEIGHTED] = w * w * sums[RFD_SUM_WEIGHTED];
     }
 }
+
+// What a method inherits that has no rows; only `has_rows` is ever called.
+struct WithoutRows {
+    static __device__ __forceinline__ bool has_rows(const RfdStep&) { return false; }
+    static __device__ __forceinline__ double averaging(const RfdStep&) { return 0.0; }
+    static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t)
+    {
+        return {launch.tensors[k], false};
+    }
+    static __device__ __forceinline__ void fold_columns(const Launch&, const Decision&, uint32_t, const Variances&,
+                                                        uint64_t)
+    {
+    }
+};
 
 // The levels of the tree below and above rows of so many lanes, within a warp.
 __device__ __forceinline__ double join_lanes(double x, uint32_t lanes)

@@ -54,6 +54,20 @@ struct Factors {
     }
 };
 
+// How the elements of one tensor change.
+struct Change {
+    Factors<float> single;
+    Factors<double> wide;  // of generic instances
+    double coefficient;    // before it is narrowed: rows weigh it
+    bool moves;            // by its velocity
+
+    Change() = default;
+    __device__ __forceinline__ Change(const Scalars& s, bool moves)
+        : single(s), wide(s), coefficient(s.coefficient), moves(moves)
+    {
+    }
+};
+
 // The velocity after a step, as it is stored: in f64 for f64 parameters, else in f32.
 template <class T>
 __device__ __forceinline__ T next_velocity(T v, T g, T velocity_decay, T unscale, int format)

@@ -65,19 +65,15 @@ RFD_SHARED_CODE inline double fold_by_warp(const double* terms, uint32_t count)
     return total;
 }
 
-// Folds two lists of which each thread of the block has added its terms; the results are every thread's.
-__device__ __forceinline__ void fold_by_block(double (&first)[RFD_WARPS], double (&second)[RFD_WARPS], double& x,
-                                              double& y)
+// Folds a list of which each thread of the block has added its terms; the result is every thread's.
+__device__ __forceinline__ double fold_by_block(double (&groups)[RFD_WARPS], double x)
 {
     x = warp_tree(x);
-    y = warp_tree(y);
     // Nobody writes before all have read.
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
-        first[threadIdx.x / 32] = x;
-        second[threadIdx.x / 32] = y;
+        groups[threadIdx.x / 32] = x;
     }
     __syncthreads();
-    x = join_groups(first);
-    y = join_groups(second);
+    return join_groups(groups);
 }

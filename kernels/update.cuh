@@ -22,9 +22,8 @@ __device__ __forceinline__ void lock(Scalars& scalars, const RfdStep& step, uint
     }
 }
 
-// How the elements of one tensor change.
 template <class I>
-__device__ __forceinline__ Scalars change_of(const Launch& launch, const Decision& decision, uint32_t index)
+__device__ __forceinline__ Change change_of(const Launch& launch, const Decision& decision, uint32_t index)
 {
     const RfdTensor& tensor = launch.tensors[index];
     const double scale = scale_of<I::KIND>(launch, decision, index);
@@ -32,24 +31,8 @@ __device__ __forceinline__ Scalars change_of(const Launch& launch, const Decisio
     if (is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK) {
         lock(scalars, launch.step, index, has_rows<I::KIND>(launch.step));
     }
-    return scalars;
+    return {scalars, has_velocity<I>(scalars.velocity_decay)};
 }
-
-template <class I>
-struct Change {
-    Factors<float> single;
-    Factors<double> wide;  // of generic instances
-    bool moves;            // by its velocity
-
-    Change() = default;
-    __device__ __forceinline__ Change(const Launch& launch, const Decision& decision, const Cursor& cursor)
-    {
-        const Scalars scalars = change_of<I>(launch, decision, cursor.index());
-        single = Factors<float>(scalars);
-        wide = Factors<double>(scalars);
-        moves = has_velocity<I>(scalars.velocity_decay);
-    }
-};
 
 // The elements of a chunk that are this thread's, and what they weigh beside their coefficient.
 struct PlainUnits {
@@ -151,15 +134,11 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
     }
 }
 
-// What an update of a tensor's rows needs. By one thread.
+// By one thread.
 template <class I>
 RFD_SHARED_CODE void change_rows(const Launch launch, const Decision& decision, RowTensor& here, uint32_t index)
 {
-    const Scalars scalars = change_of<I>(launch, decision, index);
-    here.single = Factors<float>(scalars);
-    here.wide = Factors<double>(scalars);
-    here.coefficient = scalars.coefficient;
-    here.moves = has_velocity<I>(scalars.velocity_decay);
+    here.change = change_of<I>(launch, decision, index);
 }
 
 // A chunk of rows: each has a coefficient of its own.
@@ -169,20 +148,20 @@ __device__ __forceinline__ void update_rows(const RowTensor& here, uint64_t chun
 {
     const WeighedUnits units{here.units(chunk, addresses), here.variances.scales(), static_cast<int>(here.lines)};
     const double w = units.units.length > 0 ? row_scale(here, here.row_of(chunk)) : 0.0;
-    const double coefficient = here.coefficient * w;
+    const double coefficient = here.change.coefficient * w;
     if (View<I>(here.tensor).in_f64()) {
         if constexpr (is_generic<I>()) {
-            Factors<double> by = here.wide;
+            Factors<double> by = here.change.wide;
             by.coefficient = narrowed<double>(coefficient);
-            update_chunk<I, double, false>(here.tensor, units, by, here.moves, rounding);
+            update_chunk<I, double, false>(here.tensor, units, by, here.change.moves, rounding);
         }
     } else {
-        Factors<float> by = here.single;
+        Factors<float> by = here.change.single;
         by.coefficient = narrowed<float>(coefficient);
         if (!is_generic<I>() && here.is_full(chunk, addresses)) {
-            update_chunk<I, float, true>(here.tensor, units, by, here.moves, rounding);
+            update_chunk<I, float, true>(here.tensor, units, by, here.change.moves, rounding);
         } else {
-            update_chunk<I, float, false>(here.tensor, units, by, here.moves, rounding);
+            update_chunk<I, float, false>(here.tensor, units, by, here.change.moves, rounding);
         }
     }
 }
@@ -209,7 +188,7 @@ __device__ __forceinline__ void update_all_rows(const Launch& launch, const Deci
         const RfdTensor& tensor = memory.tensor;
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
-        const uint64_t velocity = I::VELOCITY && memory.moves ? tensor.velocity : 0;
+        const uint64_t velocity = I::VELOCITY && memory.change.moves ? tensor.velocity : 0;
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
         update_rows<I>(memory, chunk, view.weights | tensor.grad | master | velocity, rounding);
@@ -226,12 +205,12 @@ __device__ __forceinline__ void update_plain(const Launch& launch, const Decisio
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.end - 1);
-    Change<I> change;
+    Change change;
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
         --index;
         if (cursor.retreat(launch, index) || !known) {
-            change = Change<I>(launch, decision, cursor);
+            change = change_of<I>(launch, decision, cursor.index());
             known = true;
         }
         const RfdTensor& tensor = cursor.tensor();

@@ -36,23 +36,16 @@ pub(crate) fn fold(terms: &[f64]) -> f64 {
     tree(&mut leaves)
 }
 
-/// Joins leaf t with leaf t + 16, 8, 4, 2, 1 in each group of 32, then the 8 groups the same way.
-pub(crate) fn tree(leaves: &mut [f64; LEAVES]) -> f64 {
-    let mut groups = [0.0; LEAVES / 32];
-    for (group, leaves) in groups.iter_mut().zip(leaves.as_chunks_mut::<32>().0) {
-        *group = halve(leaves);
-    }
-    halve(&mut groups)
-}
-
-/// The same over fewer leaves, a power of two of them.
-pub(crate) fn small_tree(leaves: &mut [f64]) -> f64 {
+/// Joins leaf t with leaf t + 16, 8, 4, 2, 1 in each group of 32, then the groups, 8 of all leaves, the same
+/// way. So many leaves, or fewer: a power of two.
+#[inline(always)]
+pub(crate) fn tree(leaves: &mut [f64]) -> f64 {
     if leaves.len() <= 32 {
         return halve(leaves);
     }
     let mut groups = [0.0; LEAVES / 32];
     let count = leaves.len() / 32;
-    for (group, leaves) in groups.iter_mut().zip(leaves.chunks_mut(32)) {
+    for (group, leaves) in groups.iter_mut().zip(leaves.as_chunks_mut::<32>().0) {
         *group = halve(leaves);
     }
     halve(&mut groups[..count])

@@ -4,28 +4,12 @@
 //! `cargo test --release -p rfdescent --test estimation_coverage -- --ignored --nocapture` prints the table
 //! of the documentation, from 1000 sets of each kind.
 
+mod estimation_support;
+
 use std::ops::ControlFlow;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use estimation_support::Random;
 use rfdescent::estimation::*;
-
-struct Random(ChaCha8Rng);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(ChaCha8Rng::seed_from_u64(seed))
-    }
-
-    /// Uniform in (0, 1].
-    fn uniform(&mut self) -> f64 {
-        ((self.0.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
-    }
-}
 
 #[derive(Clone, Copy)]
 enum Tails {

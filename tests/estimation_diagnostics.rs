@@ -1,25 +1,9 @@
 //! Diagnostics on simulated data that does, and data that does not, meet the assumptions.
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+mod estimation_support;
+
+use estimation_support::Random;
 use rfdescent::estimation::{Diagnostics, Sample, SampleStatistics, fit};
-
-struct Random(ChaCha8Rng);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(ChaCha8Rng::seed_from_u64(seed))
-    }
-
-    /// Uniform in (0, 1].
-    fn uniform(&mut self) -> f64 {
-        ((self.0.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
-    }
-}
 
 /// `n` samples at four batch sizes; losses from standardised `noise`, ‖g‖² a scaled χ² with `dims` degrees of
 /// freedom.

@@ -1,29 +1,13 @@
 //! Samples that do not belong to the others, and what fits and auto-fit say and do about them.
 
+mod estimation_support;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use estimation_support::Random;
 use rfdescent::Error;
 use rfdescent::estimation::*;
-
-struct Random(ChaCha8Rng);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Random(ChaCha8Rng::seed_from_u64(seed))
-    }
-
-    /// Uniform in (0, 1].
-    fn uniform(&mut self) -> f64 {
-        ((self.0.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
-    }
-}
 
 const SIZES: [u64; 7] = [20, 50, 100, 200, 400, 800, 1600];
 const VARIANCE: f64 = 0.01;

@@ -46,7 +46,7 @@ struct Adaptive {
         const RfdAdaptive& adaptive = step.adaptive;
         const RfdTensor* tensors = launch.tensors;
         Decision& decision = scratch.decision;
-        double squared = 0.0, unused = 0.0;
+        double squared = 0.0;
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
             if (tensors[k].flags & RFD_TENSOR_COUNTS && launch.chunks_of(k) > 0) {
                 const RfdTensorHistory tensor = observed(launch, decision, k);
@@ -57,7 +57,7 @@ struct Adaptive {
                            (length_of_average(adaptive, tensor) * average * direction);
             }
         }
-        fold_by_block(scratch.euclidean, scratch.sigma, squared, unused);
+        squared = fold_by_block(scratch.euclidean, squared);
         if (threadIdx.x == 0) {
             const double unit = power_of_two(totals.exponent), grad_scale = grad_scale_of(step);
             decision.grad_norm = sqrt(totals.euclidean) * unit / grad_scale;
@@ -167,11 +167,6 @@ private:
         return __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) * decision.unscale * decision.unscale;
     }
 
-    static __device__ __forceinline__ double averaged(const RfdAdaptive& adaptive, double before, double now)
-    {
-        return adaptive.variance_decay * before + (1.0 - adaptive.variance_decay) * now;
-    }
-
     // What will be remembered of a tensor after the step, but for its columns.
     static __device__ __forceinline__ RfdTensorHistory observed(const Launch& launch, const Decision& decision,
                                                                 uint32_t k)
@@ -179,7 +174,7 @@ private:
         const RfdStep& step = launch.step;
         RfdTensorHistory tensor = tensors_of(history_after(step, decision.applied))[k];
         if (launch.chunks_of(k) > 0) {
-            tensor.squares = averaged(step.adaptive, tensor.squares, unscaled_squares(step, decision, k));
+            tensor.squares = averaged(step.adaptive.variance_decay, tensor.squares, unscaled_squares(step, decision, k));
             tensor.squares_rest *= step.adaptive.variance_decay;
             tensor.average_rest *= step.adaptive.averaging;
             tensor.turn = 1.0 - tensor.turn;
@@ -215,7 +210,7 @@ private:
             sampled = total * decision.unscale * decision.unscale /
                       static_cast<double>(sampled_elements(tensor, chunks, sample));
         }
-        return averaged(step.adaptive, tensors_of(history_after(step, decision.applied))[k].column_mean, sampled);
+        return averaged(step.adaptive.variance_decay, tensors_of(history_after(step, decision.applied))[k].column_mean, sampled);
     }
 
     // What makes minus the velocity the averaged gradient, in length scales.

@@ -6,7 +6,7 @@
 #include "../observation.cuh"
 #include "../rows.cuh"
 
-struct Fitted {
+struct Fitted : WithoutRows {
     struct NoSearch {};
 
     template <bool CONDITION, class A, class B>
@@ -36,20 +36,6 @@ struct Fitted {
 
     // Any momentum will do.
     static __device__ __forceinline__ bool accepts(const RfdStep&, const RfdGroup&) { return true; }
-
-    // The sums of squares are all that it needs.
-    static __device__ __forceinline__ bool has_rows(const RfdStep&) { return false; }
-    static __device__ __forceinline__ double averaging(const RfdStep&) { return 0.0; }
-
-    // Never called.
-    static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t)
-    {
-        return {launch.tensors[k], false};
-    }
-    static __device__ __forceinline__ void fold_columns(const Launch&, const Decision&, uint32_t, const Variances&,
-                                                        uint64_t)
-    {
-    }
 
     // By all threads.
     template <Kind KIND>

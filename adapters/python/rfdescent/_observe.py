@@ -28,8 +28,6 @@ class Observed:
         self._sum: Tensor | None = None
         # Whether the gradient scale has been divided out of the sum, and whether a CUDA graph computes it.
         self._kind = (False, False)
-        # The loss seen last, which may be given twice: by a module that returns it and by itself.
-        self._last: Callable[[], Tensor | None] = _nobody
         # Whether anything has been observed at all.
         self.any = False
         # Backward has a thread for each device, whose hooks may run at once.
@@ -40,12 +38,13 @@ class Observed:
         """Has backward add `loss`; one without a gradient never goes backward."""
         check_loss(loss)
         self.any = True
-        if not loss.requires_grad or self._last() is loss:
+        # One may be given twice: by a module that returns it and by itself.
+        hooks = (loss._backward_hooks or {}).values()
+        if not loss.requires_grad or any(isinstance(hook, _Term) and hook.observed is self for hook in hooks):
             return
-        self._last = weakref.ref(loss)
         # A copy, as the loss may be divided in place; not the loss itself, which has the graph.
         value = loss.detach().to(torch.float64, copy=True)
-        loss.register_hook(lambda factor: self._add(factor, value, scaler))
+        loss.register_hook(_Term(self, value, scaler))
 
     def module(self, module: torch.nn.Module, scaler: Any) -> None:
         """Watches the losses that a module returns."""
@@ -62,7 +61,7 @@ class Observed:
         return _Function(function, self, scaler)
 
     @torch.no_grad()
-    def _add(self, factor: Tensor, value: Tensor, scaler: Any) -> None:
+    def add(self, factor: Tensor, value: Tensor, scaler: Any) -> None:
         with self._lock:
             term = (factor.detach().to(torch.float64) * value).reshape(())
             if scaler is not None:
@@ -111,6 +110,16 @@ class Observed:
     def drop(self) -> None:
         """Begins anew, as after a step."""
         self._sum = None
+
+
+class _Term:
+    """A hook on a loss: its value, times what backward brings, is a term of the sum."""
+
+    def __init__(self, observed: Observed, value: Tensor, scaler: Any) -> None:
+        self.observed, self.value, self.scaler = observed, value, scaler
+
+    def __call__(self, factor: Tensor) -> None:
+        self.observed.add(factor, self.value, self.scaler)
 
 
 class _Watcher:

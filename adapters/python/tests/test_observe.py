@@ -53,6 +53,18 @@ def equal(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+def test_a_loss_given_again_counts_once(make):
+    model = network()
+    optimizer = make(model.parameters())
+    x, y = batch()
+    first, second = cross_entropy(model(x), y), cross_entropy(model(2 * x), y)
+    for loss in (first, second, first, second, first):
+        assert optimizer.observe(loss) is loss
+    (first + second).backward()
+    optimizer.step()
+    assert optimizer.report.loss == pytest.approx(float(first + second), rel=1e-6)
+
+
 @pytest.mark.parametrize("how", ["step", "closure"])
 def test_a_loss_has_the_bits_of_one_that_is_given(make, how):
     ours, theirs = network(), network()
@@ -340,7 +352,7 @@ def test_threads_lose_no_loss():
     def add():
         begin.wait()
         for _ in range(count):
-            observed._add(one, one, None)
+            observed.add(one, one, None)
 
     threads = [threading.Thread(target=add) for _ in range(2)]
     interval = sys.getswitchinterval()
@@ -371,7 +383,7 @@ def test_a_copy_to_the_cpu_is_waited_for():
     observed, one = Observed(), torch.ones(())
     Copied.waited.clear()
     for factor in (one, one.as_subclass(Copied)):
-        observed._add(factor, one, None)
+        observed.add(factor, one, None)
     assert Copied.waited == [True]
     assert observed.sum(None, False) == 2
 

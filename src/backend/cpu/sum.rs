@@ -16,7 +16,7 @@
 
 use super::element::Compute;
 use crate::backend::abi;
-use crate::numeric::{LEAVES, fold, small_tree, tree};
+use crate::numeric::{LEAVES, fold, tree};
 
 /// Neighbouring elements of one row that a leaf holds.
 const QUAD: usize = 4;
@@ -93,7 +93,7 @@ fn join_columns(columns: &mut [f64]) -> f64 {
         // In place: what is overwritten has been read.
         columns[lane] = (c[0] + c[2]) + (c[1] + c[3]);
     }
-    small_tree(&mut columns[..lanes])
+    tree(&mut columns[..lanes])
 }
 
 /// Σ over the rows of one chunk, each of which stands where the first of its lanes does.
