@@ -251,14 +251,17 @@ private:
 template <class I, template <class> class Sums>
 __device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::KIND>& scratch, double scale)
 {
-    const Range range = chunks_of_block(launch.step.chunks);
     const uint32_t warp = threadIdx.x / 32;
-    const double unscale = I::KIND == Kind::fitted ? 1.0 : 1.0 / grad_scale_of(launch.step);
-    Batch batch{range.begin, 0, 0};
-    for (; batch.first < range.end; batch.first += batch.count, batch.buffer ^= 1) {
-        const uint64_t left = range.end - batch.first;
+    Batch batch{chunks_of_block(launch.step.chunks).begin, 0, 0};
+    for (;; batch.first += batch.count, batch.buffer ^= 1) {
+        // Found anew for each batch, as is what follows: kept, they would take registers while sums are formed.
+        const uint64_t end = chunks_of_block(launch.step.chunks).end;
+        if (batch.first >= end) {
+            return;
+        }
+        const uint64_t left = end - batch.first;
         batch.count = left < RFD_BATCH ? static_cast<uint32_t>(left) : RFD_BATCH;
-        // A new search for each batch: kept, the cursor would take registers while the sums are joined.
+        const double unscale = I::KIND == Kind::fitted ? 1.0 : 1.0 / grad_scale_of(launch.step);
         Sums<I> of_chunk(launch, scratch, batch.first);
         for (uint32_t i = 0; i < batch.count; ++i) {
             double sums[sums_of(I::KIND)];
