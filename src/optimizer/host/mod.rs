@@ -10,7 +10,7 @@ use super::method::{History, Seen, StepPlan, TensorSums};
 use super::{
     Group, Limit, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
 };
-use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
+use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Threads, Velocity};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::tensor::{GradRef, ParamMut};
@@ -53,6 +53,7 @@ pub struct Optimizer {
     history: History,
     applied_steps: u64,
     skipped_steps: u64,
+    _threads: Threads,
 }
 
 /// What is kept of a tensor.
@@ -104,6 +105,7 @@ impl Optimizer {
             core,
             applied_steps: 0,
             skipped_steps: 0,
+            _threads: Threads::new(),
         })
     }
 
@@ -305,13 +307,11 @@ impl Optimizer {
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
     fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
         let counted = |weight: fn(&Group) -> f64| {
-            let terms: Vec<f64> = (self.core.specs().iter().zip(&norms.squares).enumerate())
-                .map(|(tensor, (spec, &square))| match spec.counts_in_norm {
-                    true => weight(self.core.group_of(tensor)) * square,
-                    false => 0.0,
-                })
-                .collect();
-            fold(&terms)
+            let tensors = self.core.specs().iter().zip(&norms.squares).enumerate();
+            fold(tensors.map(|(tensor, (spec, &square))| match spec.counts_in_norm {
+                true => weight(self.core.group_of(tensor)) * square,
+                false => 0.0,
+            }))
         };
         TotalSquares {
             euclidean: counted(|_| 1.0),
