@@ -97,7 +97,7 @@ def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> d
 
 
 def _check_whole(name: str, saved: Mapping[Any, Any], entry: Mapping[str, Any]) -> None:
-    """Refuses an entry that counts steps but lacks the numbers which they leave, or has some of them alone."""
+    """Refuses an entry that counts steps but lacks the numbers they leave, or has some of them alone."""
     there = {kind: any(_names(kind, key) is not None for key in saved) for kind in (SHARED, OF_TENSOR)}
     if not all(there.values()) and (any(there.values()) or float(entry.get("step", 0)) > 0):
         missing = " and no ".join(kind for kind, found in there.items() if not found)
