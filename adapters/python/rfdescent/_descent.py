@@ -433,7 +433,9 @@ def _loss(loss: Any) -> Tensor | float:
         return loss.detach()
     try:
         return float(loss)
-    except TypeError:
+    except OverflowError:
+        raise ValueError("the loss is beyond the range of floats; scale it") from None
+    except (TypeError, ValueError):
         raise TypeError(
             f"the loss is a {type(loss).__name__}; give one number, a tensor or a float: of a model's output "
             "it is output.loss, or the first of a tuple"

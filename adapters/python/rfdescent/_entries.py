@@ -91,8 +91,19 @@ def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> d
     if fresh is not None:
         for kind, known in ((SHARED, fresh.shared), (OF_TENSOR, fresh.tensors[0])):
             entry |= named_numbers(kind, _saved_numbers(name, kind, saved, known))
+        _check_whole(name, saved, entry)
         entry |= _saved_variances(name, saved, sharded.local(param), fresh)
     return entry
+
+
+def _check_whole(name: str, saved: Mapping[Any, Any], entry: Mapping[str, Any]) -> None:
+    """Refuses an entry that counts steps but lacks the numbers they leave, or has some of them alone."""
+    there = {kind: any(_names(kind, key) is not None for key in saved) for kind in (SHARED, OF_TENSOR)}
+    if not all(there.values()) and (any(there.values()) or float(entry.get("step", 0)) > 0):
+        missing = " and no ".join(kind for kind, found in there.items() if not found)
+        raise ValueError(
+            f"tensor `{name}`: its saved state has no {missing}; load a whole state, or begin anew without it"
+        )
 
 
 def _saved_variances(name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History) -> dict[str, Tensor]:

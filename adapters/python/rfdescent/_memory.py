@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ._groups import Groups
 from ._names import in_order_of
 from ._state import History, State
 from ._variances import Variances, as_entry, kept_variances
+from ._warn import warn
 
 __all__ = ["Memory", "check_not_capturing", "is_half", "is_later"]
 
@@ -289,10 +289,7 @@ def check_not_capturing(device: torch.device) -> None:
 
 def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) -> None:
     remedy = "it starts at zero" if kind == "velocity" else "it is made from the parameter"
-    warnings.warn(
-        f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}",
-        stacklevel=2,
-    )
+    warn(f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}")
 
 
 def _flat(values: Tensor | None, local: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -366,6 +366,25 @@ def test_a_damaged_state(key, value, message):
     assert optimizer.report.applied_steps == 2
 
 
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ([SHARED], "has no history"),
+        ([OF_TENSOR], "has no tensor_history"),
+        ([SHARED, OF_TENSOR], "has no history and no tensor_history"),
+    ],
+)
+def test_a_state_of_which_a_part_is_missing(missing, message):
+    model = network()
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 1)
+    part = optimizer.state_dict()
+    for key in missing:
+        del part["state"][2][key]
+    with pytest.raises(ValueError, match=f"tensor `2.weight`: its saved state {message};"):
+        optimizer.load_state_dict(part)
+
+
 def test_numbers_are_found_by_name():
     """Whatever their order; those of a release that names them otherwise are refused."""
     model = network()
