@@ -115,6 +115,12 @@
 #define RFD_TENSOR_NOT_IN_NORM 1
 
 /**
+ * A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension than
+ * the first. The same on all ranks.
+ */
+#define RFD_TENSOR_SPLITS_ROWS 2
+
+/**
  * A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
  * parameters are rounded from.
  */
@@ -594,7 +600,8 @@ typedef struct rfd_tensor_spec {
     uint64_t row;
     /**
      * In sharded training with the adaptive method, where this is a part of a tensor: `rank` sizes of the
-     * whole one. Null when it is whole.
+     * whole one, on every rank, also on one that happens to hold all of it or nothing. Null when it is not
+     * cut.
      */
     const uint64_t *whole;
     /**

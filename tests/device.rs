@@ -20,7 +20,7 @@ use rfdescent::device::ShimOptions;
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
     Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
-    RawTensor, SkipReason, StepInput, StepReport, TensorSpec,
+    RawTensor, SkipReason, StepInput, StepReport, TensorSpec, Whole,
 };
 use rfdescent::{DType, GradRef};
 
@@ -903,6 +903,10 @@ fn the_adaptive_method_has_no_split_form_and_no_other_settings() {
         // SAFETY: refused before anything is read.
         let error = unsafe { fixture.on_device.step_with_sums(&fixture.tensors, 256, &input, STREAM) };
         assert!(error.unwrap_err().to_string().contains("adaptive"));
+        let part = TensorSpec::new("w", &[2], DType::F32).part_of(Whole::new(&[4], &[0]));
+        let error =
+            DeviceOptimizer::new(Adaptive::default(), plain(), vec![part], &executor.device).unwrap_err();
+        assert!(error.to_string().contains("`w`") && error.to_string().contains("on a device"), "{error}");
         let error = fixture.on_device.set_method(moving(0.5), STREAM).unwrap_err();
         assert!(error.to_string().contains("adaptive method"), "{error}");
         let other = Adaptive { averaging: 0.5, ..Adaptive::default() };

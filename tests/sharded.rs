@@ -74,7 +74,10 @@ impl Tensor {
         let Block { ranges, counts } = &self.blocks[rank];
         let start: Vec<usize> = ranges.iter().map(|range| range.start).collect();
         let shape = self.blocks[rank].shape();
-        TensorSpec { shape, counts_in_norm: *counts, ..self.spec(k) }.part_of(Whole::new(&self.shape, &start))
+        let cut_behind = |block: &Block| block.shape()[1..] != self.shape[1..];
+        let splits_rows = self.blocks.iter().any(cut_behind);
+        let whole = Whole { splits_rows, ..Whole::new(&self.shape, &start) };
+        TensorSpec { shape, counts_in_norm: *counts, ..self.spec(k) }.part_of(whole)
     }
 }
 
@@ -98,6 +101,8 @@ fn tensors(ranks: usize) -> Vec<Tensor> {
         Tensor::cut(&[8, 5, 3], 1, &even(5, ranks)),
         Tensor::replicated(&[50], ranks),
         Tensor::cut(&[90], 0, &uneven(90)),
+        Tensor::cut(&[1], 0, &even(1, ranks)),
+        Tensor::cut(&[20, 1], 1, &even(1, ranks)),
         Tensor::replicated(&[12, 33], ranks),
         Tensor { row: Some(6), ..Tensor::cut(&[60], 0, &even(10, ranks)) },
     ];

@@ -116,14 +116,19 @@ impl Core {
 
     /// An error unless a step can be taken without other ranks.
     pub(crate) fn check_alone(&self) -> Result<()> {
-        let parts = self.specs.iter().zip(self.parts.iter().zip(&self.lens));
-        match parts.into_iter().find(|(_, (part, len))| part.is_part(**len)) {
+        match self.first_part() {
             None => Ok(()),
-            Some((spec, _)) => Err(Error::tensor(
+            Some(spec) => Err(Error::tensor(
                 &spec.name,
                 "is a part of a whole tensor, of which the method needs to know all: take the step in two halves",
             )),
         }
+    }
+
+    /// A tensor that is a part of a whole one, where that matters to the method.
+    pub(crate) fn first_part(&self) -> Option<&TensorSpec> {
+        let matters = self.method.descent().has_rows();
+        self.specs.iter().find(|spec| matters && spec.whole.is_some())
     }
 
     /// An error unless a list has something for each tensor.

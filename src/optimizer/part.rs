@@ -69,19 +69,24 @@ impl Part {
     /// [`Error::Tensor`] for a part whose rows can't be told from others'.
     pub fn of(spec: &TensorSpec, len: usize) -> Result<Self> {
         let own = Self::whole(spec.rows(), len);
-        let Some(place) = spec.whole.as_ref().filter(|place| place.shape != spec.shape) else {
+        let Some(place) = &spec.whole else {
             return Ok(own);
         };
         let whole = TensorSpec { shape: place.shape.clone(), ..spec.clone() };
         let elements = whole.len()?;
-        let share = len as f64 / elements as f64;
+        let share = if elements > 0 { len as f64 / elements as f64 } else { 1.0 };
         let whole_columns = whole.rows().columns;
         let part = Self { elements, whole_columns, share, height_share: share, ..own };
         let behind = |shape: &[usize]| shape.iter().skip(1).product::<usize>();
         let (inner, whole_inner) = (behind(&spec.shape), behind(&place.shape));
-        let is_cut_behind = spec.shape[1..] != place.shape[1..];
+        let is_cut_behind = spec.shape.get(1..) != place.shape.get(1..);
+        if is_cut_behind && !place.splits_rows && spec.row.is_none() {
+            let problem =
+                "is cut along another dimension than the first; say on every rank that its rows are split";
+            return Err(Error::tensor(&spec.name, problem));
+        }
         if let Some(row) = spec.row {
-            let first = place.start[0] * whole_inner;
+            let first = place.start.first().map_or(0, |start| start * whole_inner);
             let ends = len.is_multiple_of(row) || first + len == elements;
             if len > 0 && (is_cut_behind || !first.is_multiple_of(row) || !ends) {
                 let problem = format!("begins or ends inside a row of {row} elements; cut it between rows");
@@ -94,7 +99,7 @@ impl Part {
             let shared = SharedRows { count: 1, elements, first: 0, pieces: usize::MAX };
             return Ok(Self { shared: Some(shared), row_averages: 1, ..part });
         }
-        if !is_cut_behind {
+        if spec.shape.is_empty() || !place.splits_rows {
             return Ok(part);
         }
         let mut rows = Rows::of_matrix(inner);
@@ -118,16 +123,11 @@ impl Part {
             } else {
                 Vec::new()
             }),
-            height_share: spec.shape[0] as f64 / count as f64,
+            height_share: if count > 0 { spec.shape[0] as f64 / count as f64 } else { 1.0 },
             shared: Some(shared),
             row_averages: count,
             ..part
         })
-    }
-
-    /// Whether other ranks hold other parts of the tensor.
-    pub fn is_part(&self, len: usize) -> bool {
-        self.elements != len
     }
 
     /// How many averages are kept, of columns and rows.
@@ -172,8 +172,13 @@ mod tests {
     use crate::DType;
     use crate::optimizer::Whole;
 
+    fn place(shape: &[usize], whole: &[usize], start: &[usize]) -> Whole {
+        let place = Whole::new(whole, start);
+        if shape[1..] == whole[1..] { place } else { place.with_split_rows() }
+    }
+
     fn part(shape: &[usize], whole: &[usize], start: &[usize]) -> Part {
-        let spec = TensorSpec::new("w", shape, DType::F32).part_of(Whole::new(whole, start));
+        let spec = TensorSpec::new("w", shape, DType::F32).part_of(place(shape, whole, start));
         Part::of(&spec, spec.len().unwrap()).unwrap()
     }
 
@@ -203,7 +208,10 @@ mod tests {
         // A vector is one row, of any length.
         let found = part(&[5000], &[9000], &[4000]);
         assert_eq!((found.rows.count(5000), found.own_rows(5000, &[3.0])), (2, vec![3.0; 2]));
-        // Ranks that hold nothing keep it too.
+        // Ranks that hold nothing keep it too, and one that holds all shares it.
+        let all = TensorSpec::new("w", &[6, 1], DType::F32);
+        let all = all.part_of(Whole::new(&[6, 1], &[0, 0]).with_split_rows());
+        assert!(Part::of(&all, 6).unwrap().shared.is_some() && part(&[1], &[1], &[0]).shared.is_some());
         assert_eq!(part(&[0], &[9], &[9]).averages(), 1);
         assert_eq!(part(&[6, 0], &[6, 9], &[0, 9]).averages(), 6);
     }
@@ -219,9 +227,14 @@ mod tests {
             let message = flat(len, start).unwrap_err().to_string();
             assert!(message.contains("`flat`") && message.contains("cut it between rows"), "{message}");
         }
-        // A prime.
-        let spec = TensorSpec::new("w", &[2, 4099], DType::F32).part_of(Whole::new(&[2, 9000], &[0, 0]));
-        let message = Part::of(&spec, 2 * 4099).unwrap_err().to_string();
-        assert!(message.contains("`w`") && message.contains("first dimension"), "{message}");
+        // A prime; and one that is cut in a way that others can't know.
+        let spec = TensorSpec::new("w", &[2, 4099], DType::F32);
+        for (place, remedy) in [
+            (Whole::new(&[2, 9000], &[0, 0]).with_split_rows(), "along its first dimension"),
+            (Whole::new(&[2, 9000], &[0, 0]), "say on every rank"),
+        ] {
+            let message = Part::of(&spec.clone().part_of(place), 2 * 4099).unwrap_err().to_string();
+            assert!(message.contains("`w`") && message.contains(remedy), "{message}");
+        }
     }
 }

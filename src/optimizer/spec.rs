@@ -26,8 +26,8 @@ pub struct TensorSpec {
     /// Elements of a row, where the adaptive method should not take what lies behind the first dimension:
     /// rows are neighbouring elements that share a variance. At least 1, and no more than the tensor has.
     pub row: Option<usize>,
-    /// In sharded training, the tensor that this is a part of; `None` for a whole one. The adaptive method
-    /// needs it.
+    /// In sharded training, the tensor that this is a part of, on every rank, also on one that happens to hold
+    /// all of it or nothing; `None` for one that is not cut. The adaptive method needs it.
     pub whole: Option<Whole>,
 }
 
@@ -38,12 +38,21 @@ pub struct Whole {
     pub shape: Vec<usize>,
     /// In each dimension, the place of the part's first element.
     pub start: Vec<usize>,
+    /// Whether ranks hold pieces of its rows, as where a matrix is cut along its second dimension; the same on
+    /// all of them.
+    pub splits_rows: bool,
 }
 
 impl Whole {
-    /// A tensor of the given shape, of which a part starts at the given place.
+    /// A tensor of the given shape that is cut along its first dimension, of which a part starts at the given
+    /// place.
     pub fn new(shape: &[usize], start: &[usize]) -> Self {
-        Self { shape: shape.to_vec(), start: start.to_vec() }
+        Self { shape: shape.to_vec(), start: start.to_vec(), splits_rows: false }
+    }
+
+    /// The same, cut along other dimensions too.
+    pub fn with_split_rows(self) -> Self {
+        Self { splits_rows: true, ..self }
     }
 }
 
@@ -79,7 +88,7 @@ impl TensorSpec {
 
     /// An error unless it is a part of what it is said to be a part of.
     pub(crate) fn check_whole(&self) -> Result<()> {
-        let Some(Whole { shape, start }) = &self.whole else { return Ok(()) };
+        let Some(Whole { shape, start, .. }) = &self.whole else { return Ok(()) };
         let dims = self.shape.len();
         let inside =
             |dim: usize| start[dim].checked_add(self.shape[dim]).is_some_and(|end| end <= shape[dim]);

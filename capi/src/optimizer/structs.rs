@@ -25,6 +25,9 @@ pub const RFD_DEVICE_CUDA: u32 = 1;
 /// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that
 /// several ranks hold counts on one of them.
 pub const RFD_TENSOR_NOT_IN_NORM: u32 = 1;
+/// A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension than
+/// the first. The same on all ranks.
+pub const RFD_TENSOR_SPLITS_ROWS: u32 = 2;
 
 /// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
 /// parameters are rounded from.
@@ -92,7 +95,8 @@ pub struct rfd_tensor_spec {
     /// tensor has.
     pub row: u64,
     /// In sharded training with the adaptive method, where this is a part of a tensor: `rank` sizes of the
-    /// whole one. Null when it is whole.
+    /// whole one, on every rank, also on one that happens to hold all of it or nothing. Null when it is not
+    /// cut.
     pub whole: *const u64,
     /// For each of them, the place of the part's first element. Null exactly where `whole` is.
     pub start: *const u64,
@@ -349,7 +353,8 @@ impl rfd_tensor_spec {
         // SAFETY: the caller vouches for the text.
         let name = unsafe { text(self.name, "name of a tensor")? };
         let convert = || {
-            flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
+            let known = RFD_TENSOR_NOT_IN_NORM | RFD_TENSOR_SPLITS_ROWS;
+            flags("rfd_tensor_spec.flags", self.flags, known)?;
             let size = |name: &str, size: u64| {
                 usize::try_from(size)
                     .map_err(|_| Failure::invalid(name, size, "is too large for this machine"))
@@ -362,7 +367,11 @@ impl rfd_tensor_spec {
             let shape = sizes(self.shape, "shape")?;
             let whole = match (self.whole.is_null(), self.start.is_null()) {
                 (true, true) => None,
-                _ => Some(Whole { shape: sizes(self.whole, "whole")?, start: sizes(self.start, "start")? }),
+                _ => Some(Whole {
+                    shape: sizes(self.whole, "whole")?,
+                    start: sizes(self.start, "start")?,
+                    splits_rows: self.flags & RFD_TENSOR_SPLITS_ROWS != 0,
+                }),
             };
             let row = if self.row == 0 { None } else { Some(size("row", self.row)?) };
             Ok(TensorSpec {

@@ -101,7 +101,11 @@ impl DeviceOptimizer {
         device: &Device,
     ) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
-        core.check_alone()?;
+        if let Some(spec) = core.first_part() {
+            let problem = "is a part of a whole tensor, and on a device the adaptive method needs whole ones: give every \
+                           rank all of it, or take a fitted model, or the CPU";
+            return Err(Error::tensor(&spec.name, problem));
+        }
         let (options, count) = (core.options(), core.specs().len());
         if options.groups.len() > usize::from(u16::MAX) + 1 {
             return Err(Error::invalid(
