@@ -115,8 +115,8 @@
 #define RFD_TENSOR_NOT_IN_NORM 1
 
 /**
- * A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension than
- * the first. The same on all ranks.
+ * A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension
+ * than the first. The same on all ranks.
  */
 #define RFD_TENSOR_SPLITS_ROWS 2
 

@@ -26,8 +26,8 @@ pub struct TensorSpec {
     /// Elements of a row, where the adaptive method should not take what lies behind the first dimension:
     /// rows are neighbouring elements that share a variance. At least 1, and no more than the tensor has.
     pub row: Option<usize>,
-    /// In sharded training, the tensor that this is a part of, on every rank, also on one that happens to hold
-    /// all of it or nothing; `None` for one that is not cut. The adaptive method needs it.
+    /// In sharded training, the tensor that this is a part of, on every rank, also on one that happens to
+    /// hold all of it or nothing; `None` for one that is not cut. The adaptive method needs it.
     pub whole: Option<Whole>,
 }
 
@@ -38,8 +38,8 @@ pub struct Whole {
     pub shape: Vec<usize>,
     /// In each dimension, the place of the part's first element.
     pub start: Vec<usize>,
-    /// Whether ranks hold pieces of its rows, as where a matrix is cut along its second dimension; the same on
-    /// all of them.
+    /// Whether ranks hold pieces of its rows, as where a matrix is cut along its second dimension; the same
+    /// on all of them.
     pub splits_rows: bool,
 }
 

@@ -118,16 +118,17 @@ def _checked_variances(
         if shapes.get(key) != tuple(values.shape):
             own = " and ".join(f"{key} of shape {shape}" for key, shape in shapes.items())
             raise ValueError(
-                f"tensor `{name}`: its saved {key} has shape {tuple(values.shape)}, but the parameter has {own}: load "
-                "the state into an optimizer for the same parameters, which lie in memory as they did"
+                f"tensor `{name}`: its saved {key} has shape {tuple(values.shape)}, but the parameter has "
+                f"{own}: load the state into an optimizer for the same parameters, which lie in memory as "
+                "they did"
             )
         _check_finite(name, kind, values)
         kept[key] = values.to("cpu", torch.float64, copy=True)
     expected = shapes if any(_names(OF_TENSOR, key) is not None for key in saved) else {}
     if missing := [key.partition("(")[0] for key in expected if key not in kept]:
         raise ValueError(
-            f"tensor `{name}`: its saved state has a tensor_history, but no {' and no '.join(missing)}; load it "
-            "with the release that saved it"
+            f"tensor `{name}`: its saved state has a tensor_history, but no {' and no '.join(missing)}; load "
+            "it with the release that saved it"
         )
     return kept
 

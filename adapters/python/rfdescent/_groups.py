@@ -95,7 +95,6 @@ class Groups(torch.optim.Optimizer):
             for group, rate in zip(groups, rates)
         ]
 
-
     @staticmethod
     def _refuse_norm_lock(group: int) -> NoReturn:
         raise ValueError(

@@ -12,8 +12,8 @@ from ._engine import Engine, fresh_history, validate
 from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
 from ._groups import Groups
 from ._names import in_order_of
-from ._state import History, State
 from ._part import part_of
+from ._state import History, State
 from ._variances import Variances, as_entry, kept_variances
 from ._warn import warn
 

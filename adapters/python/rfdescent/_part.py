@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -69,17 +70,16 @@ def _placements(param: DTensor, dims: Sequence[int]) -> list[Any]:
         dim = getattr(placement, "dim", None)
         if dim not in dims:
             placements.append(Replicate())
-        elif hasattr(placement, "split_factor"):
-            kind: Any = type(placement)
-            placements.append(kind(dims.index(dim), split_factor=placement.split_factor))
-        else:
-            placements.append(type(placement)(dims.index(dim)))
+            continue
+        kind: Any = type(placement)
+        strided = {"split_factor": placement.split_factor} if hasattr(placement, "split_factor") else {}
+        placements.append(kind(dims.index(dim), **strided))
     return placements
 
 
 def as_part(values: Tensor, param: Tensor, dims: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """Numbers of this process's part for each place in some dimensions of a parameter, as a part of the whole,
-    which has the given shape. They are whole where these dimensions are not cut.
+    """Numbers of this process's part for each place in some dimensions of a parameter, as a part of the
+    whole, which has the given shape. They are whole where these dimensions are not cut.
     """
     part = part_of(param)
     if part is None or not is_sharded(param):
@@ -92,7 +92,7 @@ def as_part(values: Tensor, param: Tensor, dims: Sequence[int], shape: Sequence[
     values = values.contiguous()
     stride = values.new_empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(
-        values, param.device_mesh, placements, run_check=False, shape=tuple(shape), stride=stride
+        values, param.device_mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
 
 

@@ -65,8 +65,8 @@ def check_part(name: str, param: Tensor, whole: Variances) -> None:
     row = prod(param.shape[1:])
     if param.dim() > 1 and row % whole.row != 0:
         raise ValueError(
-            f"tensor `{name}` is sharded, but its rows of {row} elements have no equal pieces of 256 to 4096; "
-            "pad them by one element, or leave the tensor whole"
+            f"tensor `{name}` is sharded, but its rows of {row} elements have no equal pieces of 256 to "
+            "4096; pad them by one element, or leave the tensor whole"
         )
 
 

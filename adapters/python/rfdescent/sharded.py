@@ -2,10 +2,10 @@
 
 Each process sums what it holds of the gradients; the sums and the loss are added up over the processes in one
 all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts once:
-on the first that has it. With RFD parameters of other processes need not exist here, as with pipelines, if all
-are named (``RFD(model.named_parameters(), ...)``). A method that decides from the sums of each tensor, as the
-adaptive one, needs a part of each on every process, be it empty; where all hold all of them, as with DDP, it
-adds up the loss alone.
+on the first that has it. With RFD parameters of other processes need not exist here, as with pipelines, if
+all are named (``RFD(model.named_parameters(), ...)``). A method that decides from the sums of each tensor, as
+the adaptive one, needs a part of each on every process, be it empty; where all hold all of them, as with DDP,
+it adds up the loss alone.
 
 The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs;
 give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
@@ -17,7 +17,7 @@ changes; on CUDA devices the others skip the step.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
@@ -111,8 +111,8 @@ def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor], metho
     for place, param in zip(places, params):
         if method is not None and place.part is not None and param.device.type != "cpu":
             raise ValueError(
-                f"tensor `{place.name}` is sharded, but on {param.device} {method} needs whole tensors: give every "
-                "process all of them (DistributedDataParallel), or use RFD"
+                f"tensor `{place.name}` is sharded, but on {param.device} {method} needs whole tensors: give "
+                "every process all of them (DistributedDataParallel), or use RFD"
             )
         if getattr(param, "_fsdp_flattened", False):
             raise ValueError(
@@ -159,9 +159,9 @@ def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-# Places of what the processes add up in a step: loss, found_inf, how many failed and how many are there; and two
-# words, of settings and of parameters, with their squares, by which those of another process show. Behind them
-# are the sums of the library's first half.
+# Places of what the processes add up in a step: loss, found_inf, how many failed and how many are there; and
+# two words, of settings and of parameters, with their squares, by which those of another process show. Behind
+# them are the sums of the library's first half.
 _LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK, _SUMS = 0, 1, 2, 3, 4, 6, 8
 # Words are below, so that sums of their squares are exact. A prime: the last bits of a sum of floats are 0.
 _WORDS = 1_048_573
@@ -215,8 +215,9 @@ class Reduction:
         """The reduction over a process group; None when this process trains alone.
 
         Collective. `prepare` gives the places of `params`, and settings that must be equal in all processes,
-        `length` how many numbers they add up for tensors at such places, parts of what they are parts of. What
-        these raise is raised in all. `method` is the name of one that needs all tensors on every process.
+        `length` how many numbers they add up for tensors at such places, parts of what they are parts of.
+        What these raise is raised in all. `method` is the name of one that needs all tensors on every
+        process.
         """
         several = processes(group)
         places: list[TensorPlace] = []
@@ -253,8 +254,9 @@ class Reduction:
             if [key[:2] for key in theirs] != [key[:2] for key in gathered[0][2]]:
                 if method is not None:
                     raise RuntimeError(
-                        f"process {other} has other tensors than process 0, but {method} decides from all of them: give "
-                        "every process all tensors, or a part of each, in the same order; or use RFD"
+                        f"process {other} has other tensors than process 0, but {method} decides from all of "
+                        "them: give every process all tensors, or a part of each, in the same order, or use "
+                        "RFD"
                     )
                 _check_named(other, theirs)
         same = all(theirs == gathered[0][2] for _, _, theirs, _ in gathered) and not any(map(_shard, params))

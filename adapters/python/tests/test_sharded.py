@@ -157,7 +157,7 @@ def sharded_adaptive(_):
         check(model, optimizer, 12, of_rank, AdaptiveRFD, **options)
         for entry in optimizer.state_dict()["state"].values():
             # What processes share is the same in all.
-            for key, values in entry.items():
+            for values in entry.values():
                 if not isinstance(values, DTensor):
                     check_equal_everywhere(values)
 

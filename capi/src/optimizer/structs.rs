@@ -25,8 +25,8 @@ pub const RFD_DEVICE_CUDA: u32 = 1;
 /// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that
 /// several ranks hold counts on one of them.
 pub const RFD_TENSOR_NOT_IN_NORM: u32 = 1;
-/// A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension than
-/// the first. The same on all ranks.
+/// A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension
+/// than the first. The same on all ranks.
 pub const RFD_TENSOR_SPLITS_ROWS: u32 = 2;
 
 /// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the

@@ -571,7 +571,7 @@ static void creation(void) {
     specs[1].dtype = 4;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "tensor `b`: dtype", CREATE());
     specs[1].dtype = RFD_DTYPE_F64;
-    specs[1].flags = 2;
+    specs[1].flags = 4;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "flags", CREATE());
     specs[1].flags = RFD_TENSOR_NOT_IN_NORM;
     specs[1].group = 1;
