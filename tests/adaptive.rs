@@ -883,8 +883,6 @@ fn settings_outside_their_domain_or_of_another_method_are_refused_by_name() {
         assert!(message.contains(name), "{message}");
     }
     optimizer.set_method(Adaptive::default()).unwrap();
-    let norm = optimizer.local_squared_norm(&[GradRef::Missing]).unwrap_err();
-    assert!(norm.to_string().contains("adaptive"), "{norm}");
 }
 
 /// No value was computed by hand: recorded, so that another machine, another backend and a later release give

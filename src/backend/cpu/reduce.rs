@@ -66,7 +66,7 @@ fn largest_f64(grad: &GradRef<'_>) -> f64 {
 
 /// Σ (scale·g)² of every tensor.
 fn sums(grads: &[GradRef<'_>], layouts: &[Layout], scale: f64) -> Vec<f64> {
-    let sums = per_tensor(
+    let sums = per_tensor::<1, ()>(
         layouts,
         &mut [],
         #[inline(always)]
@@ -135,21 +135,21 @@ impl Layout {
     }
 }
 
-/// Chunks of one tensor that one thread works on: the first, their sums, and their rows' numbers.
-struct Part<'a, const N: usize> {
+/// Chunks of one tensor that one thread works on: the first, their sums, and the places of their rows.
+struct Part<'a, const N: usize, R> {
     tensor: usize,
     first: usize,
     sums: &'a mut [[f64; N]],
-    rows: &'a mut [f64],
+    rows: &'a mut [R],
 }
 
 /// Runs `chunk(tensor, start, count, rows)` over every chunk of every tensor, in parallel, and adds the `N`
 /// sums it returns in the fixed order. `rows` are those of the chunk out of a list by tensor, which has a
-/// number for each row, or nothing.
-pub(super) fn per_tensor<const N: usize>(
+/// place for each row, or nothing.
+pub(super) fn per_tensor<const N: usize, R: Send>(
     layouts: &[Layout],
-    rows: &mut [Vec<f64>],
-    chunk: impl Fn(usize, usize, usize, &mut [f64]) -> [f64; N] + Sync,
+    rows: &mut [Vec<R>],
+    chunk: impl Fn(usize, usize, usize, &mut [R]) -> [f64; N] + Sync,
 ) -> Vec<[f64; N]> {
     let mut partial: Vec<Vec<[f64; N]>> =
         layouts.iter().map(|layout| vec![[0.0; N]; layout.len.div_ceil(layout.chunk)]).collect();
@@ -157,7 +157,7 @@ pub(super) fn per_tensor<const N: usize>(
         let Layout { chunk, rows, .. } = layouts[tensor];
         rows.map_or(0, |rows| chunk / rows.len)
     };
-    let work = |Part { tensor, first, sums, mut rows }: Part<'_, N>| {
+    let work = |Part { tensor, first, sums, mut rows }: Part<'_, N, R>| {
         run(
             #[inline(always)]
             || {
@@ -174,7 +174,7 @@ pub(super) fn per_tensor<const N: usize>(
     let mut parts = Vec::new();
     let mut rows = rows.iter_mut();
     for (tensor, sums) in partial.iter_mut().enumerate() {
-        let mut rows: &mut [f64] = rows.next().map_or(&mut [], |rows| rows);
+        let mut rows: &mut [R] = rows.next().map_or(&mut [], |rows| rows);
         let chunks = (TASK / layouts[tensor].chunk).max(1);
         for (part, sums) in sums.chunks_mut(chunks).enumerate() {
             let own;
@@ -263,7 +263,7 @@ impl Lock<'_> {
             None => Layout::of_chunks(p.len()),
             Some(variances) => Layout::of_rows(p.len(), variances.rows),
         };
-        let sums = per_tensor(&[layout], &mut [], |_, start, count, _| {
+        let sums = per_tensor::<3, ()>(&[layout], &mut [], |_, start, count, _| {
             let range = start..start + count;
             let (mut p_buffer, mut g_buffer, mut v_buffer) =
                 ([T::default(); CHUNK], [T::default(); CHUNK], [T::default(); CHUNK]);

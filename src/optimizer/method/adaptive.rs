@@ -76,7 +76,6 @@ fn fresh(tensors: usize) -> History {
 /// A tensor as the step sees it, its history with this step in it.
 struct Tensor<'a> {
     group: &'a Group,
-    counts_in_norm: bool,
     /// `None` for one that takes no part in the step.
     sums: Option<TensorSums>,
     history: RfdTensorHistory,
@@ -155,7 +154,7 @@ impl Adaptive {
 fn total(tensors: &[Tensor<'_>], term: impl Fn(&Tensor<'_>, TensorSums) -> f64) -> f64 {
     let terms: Vec<f64> = (tensors.iter())
         .map(|tensor| match tensor.sums {
-            Some(sums) if tensor.counts_in_norm => term(tensor, sums),
+            Some(sums) if sums.counts => term(tensor, sums),
             _ => 0.0,
         })
         .collect();
@@ -194,11 +193,6 @@ impl Descent for Adaptive {
             return Err(fixed("loss_bound", new.loss_bound.map_or("none".into(), |bound| bound.to_string())));
         }
         Ok(())
-    }
-
-    fn check_sharded(&self) -> Result<()> {
-        let expected = "a shard does not know the norms of whole tensors; use `step`, or a fitted model";
-        Err(Error::invalid("method", self.name(), expected))
     }
 
     /// The velocity is the sum that the average is made of: v = −Σ βⁱ g.
@@ -280,7 +274,6 @@ impl Descent for Adaptive {
             .zip(seen.tensors.iter().zip(&tensors_before))
             .map(|(spec, (&sums, before))| Tensor {
                 group: &core.options().groups[spec.group],
-                counts_in_norm: spec.counts_in_norm,
                 sums,
                 history: sums.map_or(*before, |sums| self.observe(before, sums)),
             })
