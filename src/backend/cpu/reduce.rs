@@ -80,6 +80,8 @@ struct SquareWork<'a> {
 }
 
 impl ChunkWork<1> for SquareWork<'_> {
+    type Row = ();
+
     #[inline(always)]
     fn chunk<I: Instructions>(
         &self,
@@ -87,7 +89,7 @@ impl ChunkWork<1> for SquareWork<'_> {
         tensor: usize,
         start: usize,
         count: usize,
-        _: &mut [f64],
+        _: &mut [()],
     ) -> [f64; 1] {
         let Self { grads, layouts, scale } = self;
         let grad = grads[tensor].slice(start, count);
@@ -186,25 +188,28 @@ impl Layout {
 
 /// What is computed of each chunk of a list of tensors.
 pub(super) trait ChunkWork<const N: usize>: Sync {
-    /// The sums of `count` elements of a tensor from `start` on. `rows` are the numbers of their rows.
+    /// What it leaves of each row.
+    type Row: Send;
+
+    /// The sums of `count` elements of a tensor from `start` on. `rows` are the places of their rows.
     fn chunk<I: Instructions>(
         &self,
         instructions: I,
         tensor: usize,
         start: usize,
         count: usize,
-        rows: &mut [f64],
+        rows: &mut [Self::Row],
     ) -> [f64; N];
 }
 
-/// Chunks of one tensor that one thread works on: the first, their sums, and their rows' numbers.
-struct Part<'a, const N: usize, W> {
+/// Chunks of one tensor that one thread works on: the first, their sums, and the places of their rows.
+struct Part<'a, const N: usize, W: ChunkWork<N>> {
     work: &'a W,
     tensor: usize,
     layout: Layout,
     first: usize,
     sums: &'a mut [[f64; N]],
-    rows: &'a mut [f64],
+    rows: &'a mut [W::Row],
 }
 
 impl<const N: usize, W: ChunkWork<N>> Work for Part<'_, N, W> {
@@ -224,10 +229,10 @@ impl<const N: usize, W: ChunkWork<N>> Work for Part<'_, N, W> {
 }
 
 /// Does the work on every chunk of every tensor, in parallel, and adds the `N` sums of each in the fixed
-/// order. `rows` is a list by tensor, which has a number for each row, or nothing.
+/// order. `rows` is a list by tensor, which has a place for each row, or nothing.
 pub(super) fn per_tensor<const N: usize, W: ChunkWork<N>>(
     layouts: &[Layout],
-    rows: &mut [Vec<f64>],
+    rows: &mut [Vec<W::Row>],
     work: &W,
 ) -> Vec<[f64; N]> {
     let chunks = |layout: &Layout| layout.len.div_ceil(layout.chunk);
@@ -235,7 +240,7 @@ pub(super) fn per_tensor<const N: usize, W: ChunkWork<N>>(
     let (mut rest, mut rows) = (&mut partial[..], rows.iter_mut());
     let parts = layouts.iter().enumerate().flat_map(|(tensor, &layout)| {
         let sums = rest.split_off_mut(..chunks(&layout)).unwrap_or_default();
-        let mut rows: &mut [f64] = rows.next().map_or(&mut [], |rows| rows);
+        let mut rows: &mut [W::Row] = rows.next().map_or(&mut [], |rows| rows);
         let size = (TASK / layout.chunk).max(1);
         sums.chunks_mut(size).enumerate().map(move |(part, sums)| {
             let count = rows.len().min(size * layout.rows_of_chunk());
@@ -340,6 +345,8 @@ impl<T: Compute + Read<G>, P: Parameter + Load<T>, G: Copy + Default + Sync> Chu
 where
     P::State: Store<T>,
 {
+    type Row = ();
+
     #[inline(always)]
     fn chunk<I: Instructions>(
         &self,
@@ -347,7 +354,7 @@ where
         _: usize,
         start: usize,
         count: usize,
-        _: &mut [f64],
+        _: &mut [()],
     ) -> [f64; 3] {
         let range = start..start + count;
         let (p, g) = (&self.p[range.clone()], &self.g[range.clone()]);

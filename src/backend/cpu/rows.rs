@@ -96,8 +96,8 @@ pub(crate) struct Moving<'a> {
     pub decay: f64,
     /// Before the step.
     pub variances: Variances<'a>,
-    pub column_averages: &'a [f64],
-    pub column_rule: ColumnVariance,
+    /// Whether other ranks hold the rest of its rows, whose averages are not known here then.
+    pub shares_rows: bool,
 }
 
 /// The averages of a tensor, one for each column and each row.
@@ -105,6 +105,13 @@ pub(crate) struct Moving<'a> {
 pub(crate) struct Averages {
     pub columns: Vec<f64>,
     pub rows: Vec<f64>,
+}
+
+impl Averages {
+    /// Those of columns after a step with these mean squares.
+    pub fn next_columns(rule: ColumnVariance, before: &[f64], means: &[f64]) -> Vec<f64> {
+        before.iter().zip(means).map(|(&before, &mean)| averaged(rule.decay, before, mean)).collect()
+    }
 }
 
 /// What the first pass over tensors with rows finds.
@@ -117,15 +124,17 @@ pub(crate) struct RowNorms {
     pub directions: Vec<f64>,
     /// By tensor, the mean square of the elements that tell of columns; 0 without columns.
     pub sampled: Vec<f64>,
-    /// Those of every tensor after the step; 0 for one without gradient, and the list empty for a method
-    /// without rows.
-    pub averages: Vec<Averages>,
+    /// By tensor, the mean square of the gradient in each column of these elements.
+    pub columns: Vec<Vec<f64>>,
+    /// By tensor, the new average of each row and its part of the direction; of one that other
+    /// ranks share Σ g² and Σ u_j d_ij².
+    pub rows: Vec<Vec<[f64; 2]>>,
 }
 
 impl RowNorms {
     /// Those of a method that has no rows.
     pub fn without_rows(squares: SquaredNorms) -> Self {
-        Self { squares, directions: Vec::new(), sampled: Vec::new(), averages: Vec::new() }
+        Self { squares, directions: Vec::new(), sampled: Vec::new(), columns: Vec::new(), rows: Vec::new() }
     }
 }
 
@@ -139,26 +148,21 @@ pub(crate) fn row_norms(
     let layouts: Vec<Layout> = (grads.iter().zip(moving))
         .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
         .collect();
-    let mut rows: Vec<Vec<f64>> = (layouts.iter().zip(moving))
-        .map(|(layout, moving)| vec![0.0; moving.variances.rows.count(layout.len)])
+    let mut rows: Vec<Vec<[f64; 2]>> = (layouts.iter().zip(moving))
+        .map(|(layout, moving)| vec![[0.0; 2]; moving.variances.rows.count(layout.len)])
         .collect();
     let work = RowWork { grads, moving, unscale };
     let sums = per_tensor(&layouts, &mut rows, &work);
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
     let (sampled, columns): (Vec<f64>, Vec<Vec<f64>>) = (grads.iter().zip(moving))
-        .map(|(grad, moving)| next_columns(*grad, moving, unscale, applied_steps))
+        .map(|(grad, moving)| column_means(*grad, moving.variances.rows, unscale, applied_steps))
         .unzip();
-    RowNorms {
-        squares: in_range(grads, &layouts, squares),
-        directions,
-        sampled,
-        averages: columns.into_iter().zip(rows).map(|(columns, rows)| Averages { columns, rows }).collect(),
-    }
+    RowNorms { squares: in_range(grads, &layouts, squares), directions, sampled, columns, rows }
 }
 
-/// The mean square of the elements of the sampled chunks, and the new averages of the columns.
-fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
-    let (rows, len) = (moving.variances.rows, grad.len().unwrap_or(0));
+/// The mean square of the elements of the sampled chunks, and that in each of their columns.
+fn column_means(grad: GradRef<'_>, rows: Rows, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
+    let len = grad.len().unwrap_or(0);
     if rows.columns == 0 || len == 0 {
         return (0.0, vec![0.0; rows.columns]);
     }
@@ -177,11 +181,8 @@ fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_st
         elements += count;
     }
     let height = (elements / rows.columns).max(1) as f64;
-    let decay = moving.column_rule.decay;
-    let next = (moving.column_averages.iter().zip(&sums))
-        .map(|(&before, &sum)| averaged(decay, before, sum * unscale * unscale / height))
-        .collect();
-    (total * unscale * unscale / elements as f64, next)
+    let means = sums.into_iter().map(|sum| sum * unscale * unscale / height).collect();
+    (total * unscale * unscale / elements as f64, means)
 }
 
 /// Σ g² over the rows of a chunk, by column, from row to row.
@@ -236,6 +237,8 @@ struct RowWork<'a> {
 }
 
 impl ChunkWork<2> for RowWork<'_> {
+    type Row = [f64; 2];
+
     #[inline(always)]
     fn chunk<I: Instructions>(
         &self,
@@ -243,14 +246,18 @@ impl ChunkWork<2> for RowWork<'_> {
         tensor: usize,
         start: usize,
         count: usize,
-        averages: &mut [f64],
+        found: &mut [[f64; 2]],
     ) -> [f64; 2] {
         let grad = self.grads[tensor].slice(start, count);
-        let Moving { dtype, velocity, decay, variances, .. } = self.moving[tensor];
-        let before = &variances.averages[start / variances.rows.len..][..averages.len()];
+        let Moving { dtype, velocity, decay, variances, shares_rows } = self.moving[tensor];
+        let before = match shares_rows {
+            true => &[],
+            false => &variances.averages[start / variances.rows.len..][..found.len()],
+        };
         let chunk = RowChunk {
             instructions,
             variances: Variances { averages: before, ..variances },
+            shares_rows,
             scalars: UpdateScalars {
                 velocity_decay: decay,
                 unscale: self.unscale,
@@ -259,10 +266,10 @@ impl ChunkWork<2> for RowWork<'_> {
         };
         let range = start..start + count;
         match (dtype, velocity) {
-            (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), averages),
-            (DType::F64, _) => chunk.sums::<f64>(grad, None, averages),
-            (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), averages),
-            _ => chunk.sums::<f32>(grad, None, averages),
+            (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), found),
+            (DType::F64, _) => chunk.sums::<f64>(grad, None, found),
+            (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), found),
+            _ => chunk.sums::<f32>(grad, None, found),
         }
     }
 }
@@ -271,17 +278,18 @@ impl ChunkWork<2> for RowWork<'_> {
 struct RowChunk<'a, I> {
     instructions: I,
     variances: Variances<'a>,
+    shares_rows: bool,
     scalars: UpdateScalars,
 }
 
 impl<I: Instructions> RowChunk<'_, I> {
-    /// ‖g‖² and Σ w_i u_j d_ij²; writes the rows' new averages.
+    /// ‖g‖² and Σ w_i u_j d_ij²; writes what [`RowNorms`] has of rows.
     #[inline(always)]
-    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, averages: &mut [f64]) -> [f64; 2] {
+    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, found: &mut [[f64; 2]]) -> [f64; 2] {
         each_grad!(
             grad,
-            g => self.with_grad::<V, V, _>(g, velocity, averages),
-            f64 => self.with_grad::<f64, V, f64>(g, velocity, averages),
+            g => self.with_grad::<V, V, _>(g, velocity, found),
+            f64 => self.with_grad::<f64, V, f64>(g, velocity, found),
             missing => [0.0; 2]
         )
     }
@@ -293,7 +301,7 @@ impl<I: Instructions> RowChunk<'_, I> {
         &self,
         g: &[G],
         velocity: Option<&[V]>,
-        averages: &mut [f64],
+        found: &mut [[f64; 2]],
     ) -> [f64; 2] {
         let unscale = self.scalars.unscale;
         let Variances { rows, rule, averages: before, .. } = self.variances;
@@ -305,9 +313,15 @@ impl<I: Instructions> RowChunk<'_, I> {
             if self.scalars.velocity_decay == 0.0 {
                 weighted = weighted * unscale * unscale;
             }
-            averages[row] = averaged(rule.decay, before[row], square * unscale * unscale / g.len() as f64);
+            found[row] = if self.shares_rows {
+                [square, weighted]
+            } else {
+                let mean = square * unscale * unscale / g.len() as f64;
+                let average = averaged(rule.decay, before[row], mean);
+                [average, rule.scale(average) * weighted]
+            };
             squares.push_row(square, lanes);
-            directions.push_row(rule.scale(averages[row]) * weighted, lanes);
+            directions.push_row(found[row][1], lanes);
         }
         [squares.sum(), directions.sum()]
     }
@@ -395,14 +409,8 @@ mod tests {
         let column_averages = squares_of(4, rows.columns);
         let column_scales: Vec<f32> = column_averages.iter().map(|&x| COLUMN_RULE.scale(x)).collect();
         let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
-        let moving = Moving {
-            dtype: DType::F32,
-            velocity: Some(&velocity),
-            decay,
-            variances,
-            column_averages: &column_averages,
-            column_rule: COLUMN_RULE,
-        };
+        let moving =
+            Moving { dtype: DType::F32, velocity: Some(&velocity), decay, variances, shares_rows: false };
         let found = row_norms(&[grad[..].into()], &[moving], unscale, applied_steps);
 
         let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
@@ -451,10 +459,20 @@ mod tests {
             seen += place.len();
         }
         let height = (seen / len) as f64;
-        let columns: Vec<f64> = (column_averages.iter().zip(columns))
-            .map(|(before, sum)| 0.98 * before + (1.0 - 0.98) * (sum * unscale * unscale / height))
-            .collect();
+        let columns: Vec<f64> = columns.iter().map(|sum| sum * unscale * unscale / height).collect();
         let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
-        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![Averages { columns, rows: next }]));
+        assert_eq!((found.sampled, found.columns), (vec![sampled], vec![columns]));
+        let next: Vec<_> =
+            next.into_iter().zip(directions).map(|(next, direction)| [next, direction]).collect();
+        assert_eq!(found.rows, [next]);
+
+        // Of rows that other ranks share it is known what they add up to here.
+        let shared = Moving { shares_rows: true, ..moving };
+        let found = row_norms(&[grad[..].into()], &[shared], unscale, applied_steps);
+        let sums = |row| {
+            let weighted = row_sum(row, &weighted);
+            [squares[row], if decay > 0.0 { weighted } else { weighted * unscale * unscale }]
+        };
+        assert_eq!(found.rows, [(0..count).map(sums).collect::<Vec<_>>()]);
     }
 }
