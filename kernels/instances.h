@@ -27,27 +27,28 @@
 //
 // X(name, KIND, PARAM, GRAD, MASTER, VELOCITY, WIDTH, ROWS, SUMMED, BLOCKS)
 #define RFD_INSTANCES(X)                                                   \
-    X(f32, fitted, F32, F32, 0, 0, 4, 2, 4, 4)                             \
-    X(f32_momentum, fitted, F32, F32, 0, 1, 4, 1, 4, 4)                    \
-    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 1, 1, 3)                  \
-    X(bf16_master, fitted, BF16, BF16, 1, 0, 4, 2, 4, 4)                   \
-    X(bf16_master_momentum, fitted, BF16, BF16, 1, 1, 4, 1, 4, 4)          \
-    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 1, 1, 3)        \
+    X(f32, fitted, F32, F32, 0, 0, 4, 4, 4, 4)                             \
+    X(f32_momentum, fitted, F32, F32, 0, 1, 4, 2, 4, 4)                    \
+    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 2, 2, 3)                  \
+    X(bf16_master, fitted, BF16, BF16, 1, 0, 4, 4, 4, 4)                   \
+    X(bf16_master_momentum, fitted, BF16, BF16, 1, 1, 4, 2, 4, 4)          \
+    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 2, 2, 3)        \
     X(bf16, fitted, BF16, BF16, 0, 0, 8, 2, 4, 4)                          \
-    X(f16_master, fitted, F16, F16, 1, 0, 4, 2, 4, 4)                      \
+    X(f16_master, fitted, F16, F16, 1, 0, 4, 4, 4, 4)                      \
     X(generic, generic, F32, F32, 1, 1, 4, 1, 1, 2)
 
 // What each instance is compiled as: rfd_step_<name>, rfd_norm_<name>, rfd_update_<name>.
 // X(name)
 #define RFD_PHASES(X) X(step) X(norm) X(update)
 
-// Kernels that belong to no instance: rfd_<name>.
-// X(name)
-#define RFD_SINGLE_KERNELS(X) \
-    X(rescale_max)            \
-    X(rescale_norm)           \
-    X(total)                  \
-    X(status)                 \
-    X(fill_masters)           \
-    X(measure)                \
-    X(store_table)
+// Kernels that there are once: rfd_<name>. Device code is compiled, and loaded when it is needed, in parts: one for
+// each instance, and `common`. PART: the one that they belong to.
+// X(name, PART)
+#define RFD_SINGLE_KERNELS(X)  \
+    X(rescale_max, generic)    \
+    X(rescale_norm, generic)   \
+    X(total, common)           \
+    X(status, common)          \
+    X(fill_masters, common)    \
+    X(measure, common)         \
+    X(store, common)

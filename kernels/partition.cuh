@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats.cuh"
+#include "instances.cuh"
 
 // A launch's parameters, unpacked.
 struct Launch {
@@ -127,18 +128,56 @@ __device__ __forceinline__ int grad_format(const RfdTensor& tensor)
     return tensor.formats >> 4;
 }
 
+// Calls with the formats of a tensor, none of which is f64, as an Alike.
+template <int GRAD, class Use>
+__device__ __forceinline__ void with_param_format(const RfdTensor& tensor, Use use)
+{
+    const int param = param_format(tensor);
+    if (param == RFD_DTYPE_F32) {
+        use(Alike<RFD_DTYPE_F32, GRAD, false>{});
+    } else if (param == RFD_DTYPE_F16) {
+        tensor.master != 0 ? use(Alike<RFD_DTYPE_F16, GRAD, true>{}) : use(Alike<RFD_DTYPE_F16, GRAD, false>{});
+    } else {
+        tensor.master != 0 ? use(Alike<RFD_DTYPE_BF16, GRAD, true>{}) : use(Alike<RFD_DTYPE_BF16, GRAD, false>{});
+    }
+}
+
+template <class Use>
+__device__ __forceinline__ void with_formats(const RfdTensor& tensor, Use use)
+{
+    switch (grad_format(tensor)) {
+    case RFD_DTYPE_F32: with_param_format<RFD_DTYPE_F32>(tensor, use); break;
+    case RFD_DTYPE_F16: with_param_format<RFD_DTYPE_F16>(tensor, use); break;
+    default: with_param_format<RFD_DTYPE_BF16>(tensor, use);
+    }
+}
+
 // This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that
 // all exist and are aligned.
 template <int N, bool FULL>
 __device__ __forceinline__ Unit unit_of(const Chunk& chunk, int row)
 {
+    if (FULL) {
+        // In this order: rows are at constant distances then, which cost no registers.
+        return {chunk.first + threadIdx.x * N + static_cast<uint64_t>(row) * (RFD_THREADS * N), N, true};
+    }
     const int offset = (row * RFD_THREADS + static_cast<int>(threadIdx.x)) * N;
     const int left = static_cast<int>(chunk.count) - offset;
-    const int count = FULL || left > N ? N : left < 0 ? 0 : left;
-    return {chunk.first + offset, count, FULL || (chunk.aligned && count == N)};
+    const int count = left > N ? N : left < 0 ? 0 : left;
+    return {chunk.first + offset, count, chunk.aligned && count == N};
 }
 
 __device__ __forceinline__ bool is_full(const Chunk& chunk)
 {
     return chunk.aligned && chunk.count == RFD_CHUNK;
+}
+
+// How a gradient lies: multiples of 16 bytes are read so, others element by element. Views of a bucket often are
+// others, behind a tensor of odd size.
+enum class Lies { aligned, anyhow };
+
+template <Lies GRAD>
+__device__ __forceinline__ Unit lying(const Unit& unit)
+{
+    return {unit.first, unit.count, unit.vector && GRAD == Lies::aligned};
 }
