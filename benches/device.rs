@@ -7,11 +7,11 @@
 //!
 //! Each row: median GPU time of one step in µs, bytes moved (16 a parameter in f32), and the ratio to the
 //! floor: the time that those bytes need at the rate of a kernel that reads, then reads, reads and writes and
-//! does nothing else. The stream is kept busy while the host queues a step, so its time is the device's alone.
-//! "cold": other memory was read before each step, so that the second-level cache holds nothing of it and has
-//! nothing to write back. Every timed step is checked: the outcome, the norm against f64 sums, and, of the
-//! fitted method without momentum, a sample of parameters. Rows are also printed as JSON, one a line. Prints
-//! a skip without a device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
+//! does nothing else. The stream is kept busy while the host queues a step, so its time is the device's
+//! alone. "cold": other memory was read before each step, so that the second-level cache holds nothing of it
+//! and has nothing to write back. Every timed step is checked: the outcome, the norm against f64 sums, and,
+//! of the fitted method without momentum, a sample of parameters. Rows are also printed as JSON, one a line.
+//! Prints a skip without a device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
 
 #[cfg(feature = "cuda")]
 mod support {
@@ -77,8 +77,8 @@ mod bench {
             const PTX: &str = concat!(include_str!("support/ceiling.ptx"), "\0");
             let mut events = [ptr::null_mut(); 2];
             let (mut module, mut multiprocessors) = (ptr::null_mut(), 0);
-            // SAFETY: the driver is initialised, as a device is open; the PTX ends with 0; every call writes one
-            // handle or number.
+            // SAFETY: the driver is initialised, as a device is open; the PTX ends with 0; every call writes
+            // one handle or number.
             unsafe {
                 check(sys::cuDeviceGet(&mut handle, 0));
                 check(sys::cuDevicePrimaryCtxRetain(&mut context, handle));
@@ -98,7 +98,8 @@ mod bench {
         /// Queues one of the kernels of `support/ceiling.cu`, whose parameters are 8 bytes each.
         ///
         /// # Safety
-        /// The words are the kernel's parameters, in order, its addresses live and of the size that it is told.
+        /// The words are the kernel's parameters, in order, its addresses live and of the size that it is
+        /// told.
         unsafe fn launch(&self, name: &std::ffi::CStr, grid: u32, parameters: &mut [u64]) {
             let mut function = ptr::null_mut();
             let mut pointers: Vec<*mut std::ffi::c_void> =
@@ -107,7 +108,19 @@ mod bench {
             unsafe {
                 check(sys::cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
                 let (raw, pointers) = (self.raw, pointers.as_mut_ptr());
-                check(sys::cuLaunchKernel(function, grid, 1, 1, THREADS, 1, 1, 0, raw, pointers, ptr::null_mut()));
+                check(sys::cuLaunchKernel(
+                    function,
+                    grid,
+                    1,
+                    1,
+                    THREADS,
+                    1,
+                    1,
+                    0,
+                    raw,
+                    pointers,
+                    ptr::null_mut(),
+                ));
             }
         }
 

@@ -18,9 +18,9 @@ __device__ __forceinline__ bool is_valid(const RfdSettings& settings, double gra
            is_finite(grad_scale);
 }
 
-// Reads all that a step depends on beside tensors, and forms what needs no sums. Called before the sums are there:
-// to have the waiting over by then, and because behind the barrier the first block counts this step. By all
-// threads, but the first warp has other work: after the norm pass it still joins sums.
+// Reads all that a step depends on beside tensors, and forms what needs no sums. Called before the sums are
+// there: to have the waiting over by then, and because behind the barrier the first block counts this step.
+// By all threads, but the first warp has other work: after the norm pass it still joins sums.
 template <Kind KIND>
 __device__ __forceinline__ void load_settings(const Launch& launch, DecisionScratch<KIND>& scratch)
 {
@@ -40,6 +40,14 @@ __device__ __forceinline__ void load_settings(const Launch& launch, DecisionScra
             valid = (KIND != Kind::generic || is_method(step.method)) &&
                     is_valid(scratch.settings, scratch.grad_scale) && method_accepts<KIND>(step, scratch.settings);
             prepare<KIND>(launch, scratch);
+        }
+        const Range range = chunks_of_block(step.chunks);
+        if (range.begin < range.end) {
+            const uint32_t last = tensor_of(launch, range.end - 1);
+            if (first == 0) {
+                scratch.last_index = last;
+                scratch.last = launch.tensors[last];
+            }
         }
         for (uint32_t i = first; i < step.group_count; i += stride) {
             const RfdGroup group = launch.group(i);
@@ -110,8 +118,8 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
     return {join_groups(scratch.euclidean), join_groups(scratch.sigma), exponent, finite};
 }
 
-// After load_settings and a barrier; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after
-// rescaling.
+// After load_settings and a barrier; leaves the decision in shared memory. `exponent` is that of the tensors'
+// sums, after rescaling.
 template <Kind KIND>
 __device__ __forceinline__ void decide(const Launch launch, DecisionScratch<KIND>& scratch, int exponent)
 {
@@ -131,8 +139,9 @@ __device__ __forceinline__ void decide(const Launch launch, DecisionScratch<KIND
     decide_by_method<KIND>(launch, scratch, totals);
 }
 
-// Forms what only the report tells, then counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on
-// how to read them). By one thread of the launch, when no block needs the old counts any more.
+// Forms what only the report tells, then counts the step: writes the status and its mirror, the counts first
+// and the sequence last (see RfdStatus on how to read them). By one thread of the launch, when no block needs
+// the old counts any more.
 template <Kind KIND>
 __device__ __forceinline__ void write_status(const Launch& launch, DecisionScratch<KIND>& scratch)
 {

@@ -20,7 +20,8 @@ RFD_INSTANCES(RFD_INSTANCE_TYPE)
 
 }  // namespace instance
 
-// The formats of one tensor of a mixed list, as constants: what its whole chunks take in the generic instance.
+// The formats of one tensor of a mixed list, as constants: what its whole chunks take in the generic
+// instance.
 template <int PARAM_OF, int GRAD_OF, bool MASTER_OF>
 struct Alike {
     static constexpr Kind KIND = Kind::fitted;

@@ -172,8 +172,8 @@ class RowCursor {
 public:
     RowTensor& here;
 
-    __device__ __forceinline__ RowCursor(const Launch& launch, RowTensor& here, uint64_t chunk, uint64_t applied)
-        : here(here), applied_(applied), index_(tensor_of(launch, chunk))
+    __device__ __forceinline__ RowCursor(const Launch& launch, RowTensor& here, uint32_t index, uint64_t applied)
+        : here(here), applied_(applied), index_(index)
     {
         open(launch);
     }

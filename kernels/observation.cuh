@@ -10,8 +10,8 @@
 template <Kind KIND>
 struct DecisionScratch;
 
-// Groups that are copied to shared memory. Behind the barrier of the grid whatever lies in device memory is a trip
-// to the second-level cache.
+// Groups that are copied to shared memory. Behind the barrier of the grid whatever lies in device memory is a
+// trip to the second-level cache.
 #define RFD_SHARED_GROUPS 32
 
 struct SharedDecision {
@@ -21,6 +21,8 @@ struct SharedDecision {
     RfdSettings settings;
     double grad_scale;
     Decision decision;
+    RfdTensor last;  // that of the block's last chunk, with which the update begins
+    uint32_t last_index;
     bool valid;  // the settings
     bool moves;  // some group has a velocity
 

@@ -50,18 +50,17 @@ struct Chunk {
     bool aligned;  // all addresses that a pass uses are multiples of 16 bytes
 };
 
-// Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the next
-// one does.
+// The last tensor that begins at or before a chunk; those without chunks begin where the next one does. By a
+// whole warp, which looks at 32 places at once: each round is a trip to memory that the first gradient waits
+// for.
 __device__ __forceinline__ uint32_t tensor_of(const Launch& launch, uint64_t chunk)
 {
     uint32_t low = 0, high = launch.step.tensor_count;
     while (high - low > 1) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (launch.tensors[middle].first_chunk <= chunk) {
-            low = middle;
-        } else {
-            high = middle;
-        }
+        const uint32_t stride = (high - low + 31) / 32, place = low + threadIdx.x % 32 * stride;
+        const bool before = place < high && launch.tensors[place].first_chunk <= chunk;
+        low += (__popc(__ballot_sync(RFD_FULL_WARP, before)) - 1) * stride;
+        high = low + stride < high ? low + stride : high;
     }
     return low;
 }
@@ -75,6 +74,9 @@ public:
             open(launch, tensor_of(launch, chunk));
         }
     }
+
+    // At a tensor that is known; to go back from there.
+    __device__ __forceinline__ Cursor(uint32_t index, const RfdTensor& tensor) : index_(index), tensor_(tensor) {}
 
     // To the tensor of a chunk that lies not before the one it is at.
     __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
@@ -172,8 +174,8 @@ __device__ __forceinline__ bool is_full(const Chunk& chunk)
     return chunk.aligned && chunk.count == RFD_CHUNK;
 }
 
-// How a gradient lies: multiples of 16 bytes are read so, others element by element. Views of a bucket often are
-// others, behind a tensor of odd size.
+// How a gradient lies: multiples of 16 bytes are read so, others element by element. Views of a bucket often
+// are others, behind a tensor of odd size.
 enum class Lies { aligned, anyhow };
 
 template <Lies GRAD>

@@ -18,7 +18,8 @@ __device__ __forceinline__ T& block_shared()
     return storage;
 }
 
-// Waits for all blocks of a launch, which is a cooperative one or has one block, and makes their writes visible.
+// Waits for all blocks of a launch, which is a cooperative one or has one block, and makes their writes
+// visible.
 __device__ __forceinline__ void grid_barrier()
 {
     if (gridDim.x == 1) {
@@ -28,8 +29,8 @@ __device__ __forceinline__ void grid_barrier()
     }
 }
 
-// Adds to a counter and returns what it was. All that this thread knows to have happened before, also from other
-// threads of its block by way of a barrier, has then happened for those who add later.
+// Adds to a counter and returns what it was. All that this thread knows to have happened before, also from
+// other threads of its block by way of a barrier, has then happened for those who add later.
 __device__ __forceinline__ uint32_t add_in_order(uint32_t* counter, uint32_t x)
 {
     uint32_t before;

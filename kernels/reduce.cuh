@@ -23,8 +23,8 @@ struct Batch {
     int buffer;
 };
 
-// Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again, and what
-// the others did before they added has happened.
+// Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again, and
+// what the others did before they added has happened.
 __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uint32_t count, uint32_t all)
 {
     // Who does everything alone need not tell.
@@ -73,8 +73,8 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
     const uint32_t segments =
         static_cast<uint32_t>((chunks + RFD_CHUNKS_PER_SEGMENT - 1) / RFD_CHUNKS_PER_SEGMENT);
     uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
-    // The segment from its chunks, then the tensor from its segments; of a single one the segment's fold is that of
-    // the tensor.
+    // The segment from its chunks, then the tensor from its segments; of a single one the segment's fold is
+    // that of the tensor.
 #pragma unroll 1
     for (bool of_chunks = true;; of_chunks = false, terms = segments) {
         const bool whole = !of_chunks || segments == 1;
@@ -230,7 +230,7 @@ template <class I>
 class RowSums {
 public:
     __device__ __forceinline__ RowSums(const Launch& launch, NormScratch<I::KIND>& scratch, uint64_t first)
-        : cursor_(launch, scratch.rows.own(), first, applied_steps(launch.step))
+        : cursor_(launch, scratch.rows.own(), tensor_of(launch, first), applied_steps(launch.step))
     {
     }
 
@@ -257,7 +257,8 @@ __device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::
     const uint32_t warp = threadIdx.x / 32;
     Batch batch{chunks_of_block(launch.step.chunks).begin, 0, 0};
     for (;; batch.first += batch.count, batch.buffer ^= 1) {
-        // Found anew for each batch, as is what follows: kept, they would take registers while sums are formed.
+        // Found anew for each batch, as is what follows: kept, they would take registers while sums are
+        // formed.
         const uint64_t end = chunks_of_block(launch.step.chunks).end;
         if (batch.first >= end) {
             return;

@@ -21,7 +21,8 @@ struct UpdateScratch {
     RowScratch<KIND> rows;
 };
 
-// What a step leaves behind beside its tensors. By one block, when no other one needs the old counts any more.
+// What a step leaves behind beside its tensors. By one block, when no other one needs the old counts any
+// more.
 template <Kind KIND>
 __device__ __forceinline__ void finish(const Launch& launch, DecisionScratch<KIND>& scratch)
 {
@@ -45,12 +46,12 @@ __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable&
     for (bool again = true; again;) {
         if (reads) {
             norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
-            prefetch_update<I>(launch);
         }
         if (!is_generic<I>() || exponent == 0) {
             load_settings<I::KIND>(launch, scratch.decision);
         }
         if (reads) {
+            prefetch_update<I>(launch, scratch.decision);
             grid_barrier();
         }
         again = false;
@@ -103,7 +104,8 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
     RFD_KERNEL(rfd_norm_##NAME, instance::NAME::BLOCKS) { norm_kernel<instance::NAME>(step, table); }            \
     RFD_KERNEL(rfd_update_##NAME, instance::NAME::BLOCKS) { update_kernel<instance::NAME>(step, table); }
 
-// A part of the device code alone: RFD_PART_INSTANCE names an instance, RFD_PART_COMMON is for what belongs to none.
+// A part of the device code alone: RFD_PART_INSTANCE names an instance, RFD_PART_COMMON is for what belongs
+// to none.
 #ifdef RFD_PART_INSTANCE
 #define RFD_DEFINE_NAMED(NAME) RFD_DEFINE_INSTANCE(NAME)
 RFD_DEFINE_NAMED(RFD_PART_INSTANCE)
@@ -183,8 +185,8 @@ RFD_KERNEL(rfd_fill_masters, instance::generic::BLOCKS)
 }
 
 // One block: writes what is passed by value in the place of tensors, `chunks` words of it, to the address
-// `tensors`. So lists too long to be passed by value, and settings, get there without memory of the host that would
-// have to stay, also when the launch is captured.
+// `tensors`. So lists too long to be passed by value, and settings, get there without memory of the host that
+// would have to stay, also when the launch is captured.
 RFD_KERNEL(rfd_store, 1)
 {
     const uint64_t* from = reinterpret_cast<const uint64_t*>(table.tensor);

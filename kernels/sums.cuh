@@ -110,8 +110,8 @@ __device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const R
     sums[RFD_SUM_DIRECTION] = direction.leaf();
 }
 
-// This thread's sums over its part of a row. The direction is that of the update to come. LINES, of a full row, is
-// how many it has.
+// This thread's sums over its part of a row. The direction is that of the update to come. LINES, of a full
+// row, is how many it has.
 template <class I, class T, int LINES = 0>
 __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RowTensor& here, const RowUnits& units,
                                          double scale, double decay, double unscale)

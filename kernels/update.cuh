@@ -100,7 +100,8 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
     static_assert(AT_ONCE == 1 || Units::KNOWN);
     const View<I> view(tensor);
     const int rows = units.template rows<N>();
-    // Of a row whose lines are 3 or 4 the last step may have fewer than the others: then steps are written out.
+    // Of a row whose lines are 3 or 4 the last step may have fewer than the others: then steps are written
+    // out.
     [[maybe_unused]] constexpr int STEPS = Units::WEIGHED && AT_ONCE > 1 ? RFD_ROWS : 1;
 #pragma unroll STEPS
     for (int first = 0; first < rows; first += AT_ONCE) {
@@ -194,7 +195,7 @@ __device__ __forceinline__ void update_all_rows(const Launch& launch, const Shar
     if (range.begin == range.end) {
         return;
     }
-    RowCursor<I::KIND> cursor(launch, memory, range.end - 1, decision.applied);
+    RowCursor<I::KIND> cursor(launch, memory, shared.last_index, decision.applied);
     bool known = false;
     for (uint64_t chunk = range.end; chunk > range.begin;) {
         --chunk;
@@ -239,7 +240,10 @@ __device__ __forceinline__ void update_plain(const Launch& launch, const SharedD
 {
     const Decision& decision = shared.decision;
     const Range range = chunks_of_block(launch.step.chunks);
-    Cursor cursor(launch, range.end - 1);
+    if (range.begin == range.end) {
+        return;
+    }
+    Cursor cursor(shared.last_index, shared.last);
     Change change;
     bool known = false;
     for (uint64_t index = range.end; index > range.begin;) {
@@ -276,28 +280,27 @@ __device__ __forceinline__ void update_plain(const Launch& launch, const SharedD
     }
 }
 
-// Has brought near what the update will read first and the norm pass has not read: the last chunk's parameters, and
-// its velocities or the parameters before them. While the first warp settles sums, and blocks wait for one another.
+// Has brought near what the update will read first and the norm pass has not read: the last chunk's
+// parameters, and its velocities or the parameters before them. While blocks wait for one another.
 template <class I>
-__device__ __forceinline__ void prefetch_update(const Launch& launch)
+__device__ __forceinline__ void prefetch_update(const Launch& launch, const SharedDecision& shared)
 {
     constexpr uint32_t UNITS = 128, ELEMENTS = RFD_CHUNK / UNITS;  // 128 bytes of f32
     const Range range = chunks_of_block(launch.step.chunks);
-    if (threadIdx.x < 32 || range.begin == range.end) {
+    if (range.begin == range.end) {
         return;
     }
-    const RfdTensor& tensor = launch.tensors[tensor_of(launch, range.end - 1)];
+    const RfdTensor& tensor = shared.last;
     const View<I> view(tensor);
     const uint32_t size = I::KIND == Kind::fitted ? RFD_CHUNK : chunk_size(tensor.row);
     const uint64_t chunk = range.end - 1 - tensor.first_chunk, before = chunk > 0 ? chunk - 1 : 0;
     const bool with_velocity = I::KIND != Kind::averaged && I::VELOCITY && tensor.velocity != 0;
-    for (uint32_t unit = threadIdx.x - 32; unit < 2 * UNITS; unit += RFD_THREADS - 32) {
-        const bool second = unit >= UNITS;
-        const uint64_t first = (second && !with_velocity ? before : chunk) * size + unit % UNITS * ELEMENTS;
-        if (first < tensor.len) {
-            prefetch(second && with_velocity ? tensor.velocity + first * size_of(view.state())
-                                             : view.weights + first * size_of(view.param));
-        }
+    static_assert(2 * UNITS == RFD_THREADS);
+    const bool second = threadIdx.x >= UNITS;
+    const uint64_t first = (second && !with_velocity ? before : chunk) * size + threadIdx.x % UNITS * ELEMENTS;
+    if (first < tensor.len) {
+        prefetch(second && with_velocity ? tensor.velocity + first * size_of(view.state())
+                                         : view.weights + first * size_of(view.param));
     }
 }
 

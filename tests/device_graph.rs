@@ -157,8 +157,13 @@ fn an_optimizer_may_be_dropped_while_another_stream_is_captured() {
     let raw = stream();
     let make = || {
         let spec = vec![TensorSpec::new("t", &[10], DType::F32)];
-        DeviceOptimizer::new(Fitted::new(published()).with_momentum(0.5), Options::default(), spec, &executor.device)
-            .unwrap()
+        DeviceOptimizer::new(
+            Fitted::new(published()).with_momentum(0.5),
+            Options::default(),
+            spec,
+            &executor.device,
+        )
+        .unwrap()
     };
     let (first, second) = (make(), make());
     let graph = capture(raw, || {

@@ -29,7 +29,8 @@ extern "C" __global__ void ceiling(float4* __restrict__ p, const float4* __restr
     }
 }
 
-// Reads an array: what the second-level cache held before is gone then, and nothing is left to be written back.
+// Reads an array: what the second-level cache held before is gone then, and nothing is left to be written
+// back.
 extern "C" __global__ void sweep(const float4* __restrict__ from, unsigned long long count, float* sink)
 {
     float sum = 0.0f;

@@ -69,6 +69,7 @@ inline uint32_t __ballot_sync(uint32_t mask, bool value)
     return ballot;
 }
 
+inline uint32_t __popc(uint32_t x) { return static_cast<uint32_t>(std::popcount(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 

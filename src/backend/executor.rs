@@ -150,8 +150,8 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// done.
     unsafe fn fill(&self, address: u64, word: u32, count: usize, stream: Stream) -> Result<()>;
 
-    /// How many blocks of a kernel the device holds at a time. Its code is loaded then: what has been asked for
-    /// need not be loaded in a step.
+    /// How many blocks of a kernel the device holds at a time. Its code is loaded then: what has been asked
+    /// for need not be loaded in a step.
     fn resident_blocks(&self, kernel: Kernel) -> Result<u32>;
 
     /// Whether the device has launches whose blocks can wait for one another.

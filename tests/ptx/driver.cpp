@@ -1,5 +1,5 @@
-// A CUDA driver library whose GPU executes the PTX itself, in the emulator. It ends the program where a call breaks a rule of
-// CUDA that rfdescent's backend relies on, and where memory is used outside of allocations.
+// A CUDA driver library whose GPU executes the PTX itself, in the emulator. It ends the program where a call
+// breaks a rule of CUDA that rfdescent's backend relies on, and where memory is used outside of allocations.
 //
 // PTXEMU_SEED      of the order in which warps run (default 1; each launch has another one)
 // PTXEMU_BLOCKS    blocks that fit on the device at once (default 8)

@@ -1,8 +1,9 @@
-// The emulator. Threads run in warps of 32 lanes; of the lanes of a warp those with the lowest program counter go first,
-// within the innermost function. A register is an array of 32 lanes. Warps of all resident blocks take turns in random order.
+// The emulator. Threads run in warps of 32 lanes; of the lanes of a warp those with the lowest program
+// counter go first, within the innermost function. A register is an array of 32 lanes. Warps of all resident
+// blocks take turns in random order.
 //
-// Strict: an opcode, operand or access that isn't known, or that PTX leaves undefined, ends the program. Shared memory and
-// parameters have addresses of their own, which only cvta turns into generic ones.
+// Strict: an opcode, operand or access that isn't known, or that PTX leaves undefined, ends the program.
+// Shared memory and parameters have addresses of their own, which only cvta turns into generic ones.
 
 #include "emulator.hpp"
 
@@ -451,8 +452,8 @@ inline I to_integer(F x)
     return static_cast<I>(t);
 }
 
-// "A gross approximation": of the high half of the operand, with zeros in the low half of the result. What its last bits
-// are isn't specified: PTXEMU_RCP moves them.
+// "A gross approximation": of the high half of the operand, with zeros in the low half of the result. What
+// its last bits are isn't specified: PTXEMU_RCP moves them.
 inline f64 rough_reciprocal(f64 x)
 {
     static const int variant = [] {
@@ -518,7 +519,8 @@ void insert_bits(Warp& w, const Ins& i)
 
 // ---- convergence
 
-// With PTXEMU_LANES=1 lanes that have parted go on in random turns and need not meet again before a collective.
+// With PTXEMU_LANES=1 lanes that have parted go on in random turns and need not meet again before a
+// collective.
 const bool independent = std::getenv("PTXEMU_LANES") != nullptr && std::atoi(std::getenv("PTXEMU_LANES")) != 0;
 std::minstd_rand lane_order;
 

@@ -190,8 +190,8 @@ impl Drop for Bound {
     }
 }
 
-/// While it lives this thread may do what a capture in global mode, of whatever stream, would forbid: nothing of it
-/// touches the stream that is captured.
+/// While it lives this thread may do what a capture in global mode, of whatever stream, would forbid: nothing
+/// of it touches the stream that is captured.
 pub(super) struct Relaxed {
     before: sys::CUstreamCaptureMode,
     /// The mode is one of this thread.
@@ -202,7 +202,9 @@ impl Relaxed {
     pub fn new() -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: one number is exchanged.
-        check("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
         Ok(Self { before: mode, thread: std::marker::PhantomData })
     }
 }

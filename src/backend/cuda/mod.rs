@@ -159,7 +159,14 @@ impl Cuda {
         let status = unsafe { sys::cuStreamCreate(&mut stream, flags) };
         drop(bound);
         // Made before the check, so that an error unloads the module too.
-        let cuda = Self { context, module, own_stream: OwnStream(stream), name, cooperative, released: Mutex::default() };
+        let cuda = Self {
+            context,
+            module,
+            own_stream: OwnStream(stream),
+            name,
+            cooperative,
+            released: Mutex::default(),
+        };
         check("cuStreamCreate", status)?;
         Ok(cuda)
     }
@@ -256,8 +263,8 @@ impl Executor for Cuda {
     }
 
     fn release_host(&self, block: HostBlock) {
-        // A stream may be captured now, and a wait for the device would break that: put off until memory is asked
-        // for, which no capture allows either. Blocks are few and small.
+        // A stream may be captured now, and a wait for the device would break that: put off until memory is
+        // asked for, which no capture allows either. Blocks are few and small.
         self.released.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 

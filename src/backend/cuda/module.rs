@@ -20,8 +20,9 @@ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 #[repr(align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// The kernels, loaded when they are asked for: PTX has to be compiled for the GPU at hand, which takes some tenths
-/// of a second a part where the driver has not kept the result, and most programs need one part and the common one.
+/// The kernels, loaded when they are asked for: PTX has to be compiled for the GPU at hand, which takes some
+/// tenths of a second a part where the driver has not kept the result, and most programs need one part and
+/// the common one.
 #[derive(Debug)]
 pub(super) struct Module {
     /// Machine code of all parts.
@@ -51,8 +52,8 @@ struct Handle(sys::CUmodule);
 
 // SAFETY: handles of the driver, which lets any thread launch functions and unload the module.
 unsafe impl Send for Module {}
-// SAFETY: by reference handles are only read; the driver loads modules and launches functions for several threads
-// at once.
+// SAFETY: by reference handles are only read; the driver loads modules and launches functions for several
+// threads at once.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -64,18 +65,23 @@ impl Module {
         Ok(module)
     }
 
-    /// A kernel, whose part is loaded if it is not yet; the context that [`Module::load`] has seen must be current.
+    /// A kernel, whose part is loaded if it is not yet; the context that [`Module::load`] has seen must be
+    /// current.
     pub fn function(&self, kernel: Kernel) -> Result<Function> {
         let functions = &self.part(kernel.part())?.functions;
         let found = functions.iter().find(|(own, _)| *own == kernel);
-        found.map(|&(_, function)| function).ok_or_else(|| Error::Device(format!("there is no kernel {kernel:?}")))
+        found
+            .map(|&(_, function)| function)
+            .ok_or_else(|| Error::Device(format!("there is no kernel {kernel:?}")))
     }
 
     fn part(&self, index: usize) -> Result<&Part> {
-        let load = || self.load_part(index).map_err(|error| match error {
-            Error::Device(problem) => problem,
-            other => other.to_string(),
-        });
+        let load = || {
+            self.load_part(index).map_err(|error| match error {
+                Error::Device(problem) => problem,
+                other => other.to_string(),
+            })
+        };
         self.parts[index].get_or_init(load).as_ref().map_err(|problem| Error::Device(problem.clone()))
     }
 
@@ -127,7 +133,8 @@ impl Drop for Part {
 
 impl Handle {
     fn unload(self) {
-        // SAFETY: loaded once, and its owner gives it up. An error at the end of a program has no one to tell.
+        // SAFETY: loaded once, and its owner gives it up. An error at the end of a program has no one to
+        // tell.
         let _ = unsafe { sys::cuModuleUnload(self.0) };
     }
 }

@@ -16,7 +16,7 @@ mod state;
 mod workspace;
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use self::buffers::Buffers;
 use self::history::HistoryMemory;
@@ -70,14 +70,13 @@ pub struct DeviceOptimizer {
     cooperative: bool,
     /// Steps to be taken as several launches, after one launch was refused.
     apart: u32,
-    has_been_refused: bool,
 }
 
 /// Steps after a refused launch until the next one is tried: others may have left the device.
 const APART: u32 = 100;
 
-/// Chunks of a list that one block works off alone. Each further one costs it two more trips to memory, some 1.4 µs,
-/// where a cooperative launch and its barrier cost some 4 µs: reasoned, not measured.
+/// Chunks of a list that one block works off alone. Each further one costs it two more trips to memory, some
+/// 1.4 µs, where a cooperative launch and its barrier cost some 4 µs: reasoned, not measured.
 const ALONE: u64 = 4;
 
 impl Deref for DeviceOptimizer {
@@ -164,7 +163,6 @@ impl DeviceOptimizer {
             expected: Instance::Generic,
             max_blocks: u32::MAX,
             apart: 0,
-            has_been_refused: false,
         };
         let moving = (0..count).filter(|&k| optimizer.core.velocity_decay_of(k) > 0.0).collect();
         optimizer.require_velocities(moving)?;
@@ -190,18 +188,18 @@ impl DeviceOptimizer {
     /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
     /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
     ///
-    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where a
-    /// kernel of another stream spins until its partner on another device comes, as those of communication
-    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream, wait
-    /// for communication before the step, or leave multiprocessors free by this number.
+    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where
+    /// a kernel of another stream spins until its partner on another device comes, as those of communication
+    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream,
+    /// wait for communication before the step, or leave multiprocessors free by this number.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
 
     /// Whether a step may be one launch, a cooperative one (the default where the device has them), or is
     /// several launches, with the same bits. A step whose cooperative launch the device refuses, as one may
-    /// that other processes use, switches to several by itself, says so on standard error once, and the
-    /// 100th step after it tries again.
+    /// that other processes use, switches to several by itself, which is said on standard error once in a
+    /// program, and the 100th step after it tries again.
     pub fn set_cooperative(&mut self, cooperative: bool) {
         self.cooperative = cooperative && self.device.executor().cooperative();
         self.apart = 0;
@@ -213,21 +211,22 @@ impl DeviceOptimizer {
     }
 
     /// The kernels that the last step took; before it, those that one will take whose gradients have the
-    /// parameters' formats. By their names in `kernels/instances.h`: `generic` is for lists whose tensors differ
-    /// in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive method
-    /// without averages; the others are faster.
+    /// parameters' formats. By their names in `kernels/instances.h`: `generic` is for lists whose tensors
+    /// differ in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive
+    /// method without averages; the others are faster.
     pub fn kernels(&self) -> &'static str {
         self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
     }
 
     fn refused(&mut self, grid: u32) {
-        if !std::mem::replace(&mut self.has_been_refused, true) {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
             eprintln!(
                 "rfdescent: {} refused a cooperative launch of {grid} blocks: steps take several launches now, with \
                  the same bits, and every {APART}th tries again; fewer blocks (set_max_blocks) may fit",
                 self.device.name()
             );
-        }
+        });
         self.apart = APART;
     }
 
@@ -336,7 +335,8 @@ impl DeviceOptimizer {
             // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the
             // others; that they are live memory of the device the caller vouches for. What else the kernels
             // use is this optimizer's own.
-            if grid > 0 && unsafe { self.launch(kernel, grid > 1, grid, &step, stream)? } == Launched::Queued {
+            if grid > 0 && unsafe { self.launch(kernel, grid > 1, grid, &step, stream)? } == Launched::Queued
+            {
                 return Ok(());
             }
             self.refused(grid);

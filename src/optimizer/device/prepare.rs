@@ -116,7 +116,8 @@ impl DeviceOptimizer {
                     chunks: (size_of_val(tensors) / 8) as u64,
                     ..self.step
                 };
-                let launch = Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table };
+                let launch =
+                    Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table };
                 // SAFETY: the kernel writes so many words of 8 bytes into a table of this optimizer's own,
                 // which has room for the whole list; kernels that read the table come before or after on the
                 // stream.

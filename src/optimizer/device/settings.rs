@@ -115,9 +115,10 @@ impl Control {
             chunks: value.words().len() as u64,
             ..RfdStep::default()
         };
-        let launch = Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table: &table };
-        // SAFETY: the kernel writes so many words to this object's own memory, whose size follows from the groups;
-        // kernels that read them come before or after on the stream, which the caller gives for that.
+        let launch =
+            Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table: &table };
+        // SAFETY: the kernel writes so many words to this object's own memory, whose size follows from the
+        // groups; kernels that read them come before or after on the stream, which the caller gives for that.
         unsafe { self.device.executor().launch(&launch, stream)? };
         Ok(())
     }
