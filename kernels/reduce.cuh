@@ -254,7 +254,7 @@ __device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::
     const uint32_t warp = threadIdx.x / 32;
     Batch batch{chunks_of_block(launch.step.chunks).begin, 0, 0};
     for (;; batch.first += batch.count, batch.buffer ^= 1) {
-        // Found anew for each batch, as is what follows: kept, they would take registers while sums are formed.
+        // Found anew for each batch, like what follows: kept, it would take registers while sums are formed.
         const uint64_t end = chunks_of_block(launch.step.chunks).end;
         if (batch.first >= end) {
             return;

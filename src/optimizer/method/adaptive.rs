@@ -53,12 +53,12 @@ const SETTLED: u64 = 10;
 /// λ is multiplied with this share of the rate: weight decays as people bring them are of the size that goes
 /// with other learning rates.
 const DECAY_SHARE: f64 = 0.1;
-/// A matrix has the length scale √(LENGTH_SHARE·size), between its own size (the root mean square of its
+/// A tensor has the length scale √(LENGTH_SHARE·size), between its own size (the root mean square of its
 /// elements before the first step) and a common one.
 const LENGTH_SHARE: f64 = 0.1;
-const SMALLEST_SIZE: f64 = 0.01;
-/// The length scale of a tensor that is no matrix: gains, shifts.
-const VECTOR_LENGTH: f64 = 0.1;
+/// What that size counts as at least, in matrices and in vectors: shifts begin at 0, gains at 1.
+const SMALLEST_MATRIX: f64 = 0.01;
+const SMALLEST_VECTOR: f64 = 0.1;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where
 /// deep networks start, the gradient does not tell how far the linear model holds.
 const RAMP: u64 = 8;
@@ -247,8 +247,9 @@ impl Descent for Adaptive {
             }
             // Sizes that are not finite would never do.
             let size = mean_square.sqrt();
-            let size = if size > SMALLEST_SIZE && size < f64::INFINITY { size } else { SMALLEST_SIZE };
-            tensor.length = if spec.is_matrix() { (LENGTH_SHARE * size).sqrt() } else { VECTOR_LENGTH };
+            let smallest = if spec.is_matrix() { SMALLEST_MATRIX } else { SMALLEST_VECTOR };
+            let size = if size > smallest && size < f64::INFINITY { size } else { smallest };
+            tensor.length = (LENGTH_SHARE * size).sqrt();
         }
         *history = History::new(&shared, &tensors);
     }
@@ -380,8 +381,8 @@ impl Descent for Adaptive {
             settled: SETTLED as f64,
             decay_share: DECAY_SHARE,
             length_share: LENGTH_SHARE,
-            smallest_size: SMALLEST_SIZE,
-            vector_length: VECTOR_LENGTH,
+            smallest_matrix: SMALLEST_MATRIX,
+            smallest_vector: SMALLEST_VECTOR,
             ramp: RAMP,
             ..RfdAdaptive::default()
         };
