@@ -495,13 +495,12 @@ fn run(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let run_on = |threads| {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
-            let mut values = mixture(0);
-            let options = Options { stochastic_rounding: Some(3), ..options([Group::default(); 2]) };
-            let mut optimizer = Optimizer::new(Adaptive::default(), options, specs(&values)).unwrap();
-            run(&mut optimizer, &mut values, 0..20);
-            bits(&values)
-        })
+        rfdescent::set_threads(threads);
+        let mut values = mixture(0);
+        let options = Options { stochastic_rounding: Some(3), ..options([Group::default(); 2]) };
+        let mut optimizer = Optimizer::new(Adaptive::default(), options, specs(&values)).unwrap();
+        run(&mut optimizer, &mut values, 0..20);
+        bits(&values)
     };
     let one = run_on(1);
     assert!(run_on(2) == one && run_on(5) == one);

@@ -51,15 +51,12 @@ fn everything() -> Options {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| {
-            let (mut values, gradient) = mixture();
-            let mut optimizer = optimizer_of(moving(0.9), &values, everything());
-            let reports: Vec<StepReport> = (0..3)
-                .map(|i| step(&mut optimizer, &mut values, &gradient, 2.0 - f64::from(i) / 10.0))
-                .collect();
-            (bits(&values), reports, optimizer.state_to_bytes().unwrap())
-        })
+        rfdescent::set_threads(threads);
+        let (mut values, gradient) = mixture();
+        let mut optimizer = optimizer_of(moving(0.9), &values, everything());
+        let reports: Vec<StepReport> =
+            (0..3).map(|i| step(&mut optimizer, &mut values, &gradient, 2.0 - f64::from(i) / 10.0)).collect();
+        (bits(&values), reports, optimizer.state_to_bytes().unwrap())
     };
     let one = run(1);
     for threads in [2, 3, 8] {

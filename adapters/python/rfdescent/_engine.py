@@ -16,6 +16,7 @@ from ._library import check, ffi, init, lib, struct
 from ._method import Method
 from ._part import Part
 from ._tensors import DEVICES, FORMATS, Table, address
+from ._threads import follow
 from ._variances import row_of
 
 __all__ = [
@@ -317,6 +318,8 @@ class Engine:
         """
         self._fill(scalars)
         on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            follow()
         report = self._report if on_cpu else ffi.NULL
         table, count, stream = self.table, len(self.places), self._stream()
         if sums is None:

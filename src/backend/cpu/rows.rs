@@ -1,9 +1,10 @@
 //! Variances of rows and columns, and sums that weigh each element by those of its own.
 
-use super::element::{Compute, Load, Read, State, Store};
-use super::reduce::{Layout, SquaredNorms, in_range, per_tensor, squares};
-use super::sum::{CHUNK, Line, line, row_sum, rows_sum};
-use super::update::{UpdateScalars, Velocity, advance_velocity};
+use super::element::{Blocks, BlocksRef, Compute, Read, State, Store, block, rounds};
+use super::reduce::{ChunkWork, Layout, SquaredNorms, in_range, per_tensor, squares};
+use super::simd::{Instructions, LANES, Work, run};
+use super::sum::{Leaves, lanes_sum};
+use super::update::{UpdateScalars, Velocity, advanced};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
 
@@ -67,27 +68,21 @@ impl Variances<'_> {
         self.rule.scale(self.averages[row])
     }
 
-    /// u of an element's column, by its place in its row.
+    /// u of the columns from one place of a row on; 1 where there are none.
     #[inline(always)]
-    pub fn column_scale(&self, place: usize) -> f64 {
-        self.column_scales.get(place).map_or(1.0, |&u| f64::from(u))
+    pub(super) fn column_scales<I: Instructions>(&self, instructions: I, place: usize) -> [f64; LANES] {
+        match self.column_scales {
+            [] => [1.0; LANES],
+            scales => instructions.widen_f32(*block(scales, place, &mut [0.0; LANES])),
+        }
     }
 }
 
-/// ‖x‖² of a row.
+/// x² of each lane, in f64.
 #[inline(always)]
-pub(super) fn row_squares<T: Compute>(x: &[T], lanes: usize, line: &mut Line) -> f64 {
-    row_sum(x.len(), lanes, line, |i| x[i].to_f64() * x[i].to_f64())
-}
-
-/// Σ u v² of a row.
-#[inline(always)]
-fn weighted_squares<T: Compute>(v: &[T], scales: &[f32], lanes: usize, line: &mut Line) -> f64 {
-    if scales.is_empty() {
-        return row_squares(v, lanes, line);
-    }
-    let scales = &scales[..v.len()];
-    row_sum(v.len(), lanes, line, |i| (v[i].to_f64() * v[i].to_f64()) * f64::from(scales[i]))
+pub(super) fn squared<I: Instructions, T: Compute>(instructions: I, x: [T; LANES]) -> [f64; LANES] {
+    let x = T::to_f64(instructions, x);
+    instructions.mul_f64(x, x)
 }
 
 /// A tensor whose rows are going to move.
@@ -156,31 +151,8 @@ pub(crate) fn row_norms(
     let mut rows: Vec<Vec<[f64; 2]>> = (layouts.iter().zip(moving))
         .map(|(layout, moving)| vec![[0.0; 2]; moving.variances.rows.count(layout.len)])
         .collect();
-    let sums = per_tensor(
-        &layouts,
-        &mut rows,
-        #[inline(always)]
-        |tensor, start, count, found| {
-            let grad = grads[tensor].slice(start, count);
-            let Moving { dtype, velocity, decay, variances, shares_rows } = moving[tensor];
-            let before = match shares_rows {
-                true => &[],
-                false => &variances.averages[start / variances.rows.len..][..found.len()],
-            };
-            let chunk = RowChunk {
-                variances: Variances { averages: before, ..variances },
-                shares_rows,
-                scalars: UpdateScalars { velocity_decay: decay, unscale, ..UpdateScalars::default() },
-            };
-            let range = start..start + count;
-            match (dtype, velocity) {
-                (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), found),
-                (DType::F64, _) => chunk.sums::<f64>(grad, None, found),
-                (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), found),
-                _ => chunk.sums::<f32>(grad, None, found),
-            }
-        },
-    );
+    let work = RowWork { grads, moving, unscale };
+    let sums = per_tensor(&layouts, &mut rows, &work);
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
     let (sampled, columns): (Vec<f64>, Vec<Vec<f64>>) = (grads.iter().zip(moving))
         .map(|(grad, moving)| column_means(*grad, moving.variances.rows, unscale, applied_steps))
@@ -215,30 +187,102 @@ fn column_means(grad: GradRef<'_>, rows: Rows, unscale: f64, applied_steps: u64)
 
 /// Σ g² over the rows of a chunk, by column, from row to row.
 fn column_sums(grad: GradRef<'_>, columns: usize) -> Vec<f64> {
-    fn narrow<G: Load<f32>>(g: &[G], columns: usize) -> Vec<f64> {
-        let mut buffer = [0.0_f32; CHUNK];
-        sums(G::load(g, &mut buffer), columns)
-    }
-    fn sums<T: Compute>(g: &[T], columns: usize) -> Vec<f64> {
-        let mut sums = vec![0.0; columns];
-        for row in g.chunks(columns) {
-            for (sum, g) in sums.iter_mut().zip(row) {
-                *sum += g.to_f64() * g.to_f64();
+    let mut sums = vec![0.0; columns];
+    run(ColumnSums { grad, sums: &mut sums });
+    sums
+}
+
+struct ColumnSums<'a> {
+    grad: GradRef<'a>,
+    /// One for each column.
+    sums: &'a mut [f64],
+}
+
+impl Work for ColumnSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        #[inline(always)]
+        fn add<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+            instructions: I,
+            g: &[G],
+            sums: &mut [f64],
+        ) {
+            for row in g.chunks(sums.len()) {
+                let (mut sums, row_blocks) = (Blocks::new(&mut sums[..row.len()]), BlocksRef::new(row));
+                for last in rounds(row.len()) {
+                    for (sums, row) in sums.round(last).iter_mut().zip(row_blocks.round(last)) {
+                        let terms = squared(instructions, T::read(instructions, *row));
+                        *sums = instructions.add_f64(*sums, terms);
+                    }
+                }
+                sums.finish();
             }
         }
-        sums
+        each_grad!(
+            self.grad,
+            g => add::<I, f32, _>(instructions, g, self.sums),
+            f64 => add::<I, f64, _>(instructions, g, self.sums),
+            missing => ()
+        )
     }
-    each_grad!(grad, g => narrow(g, columns), f64 => sums(g, columns), missing => Vec::new())
+}
+
+/// The sums of chunks of tensors with rows.
+struct RowWork<'a> {
+    grads: &'a [GradRef<'a>],
+    moving: &'a [Moving<'a>],
+    unscale: f64,
+}
+
+impl ChunkWork<2> for RowWork<'_> {
+    type Row = [f64; 2];
+
+    #[inline(always)]
+    fn chunk<I: Instructions>(
+        &self,
+        instructions: I,
+        tensor: usize,
+        start: usize,
+        count: usize,
+        found: &mut [[f64; 2]],
+    ) -> [f64; 2] {
+        let grad = self.grads[tensor].slice(start, count);
+        let Moving { dtype, velocity, decay, variances, shares_rows } = self.moving[tensor];
+        let before = match shares_rows {
+            true => &[],
+            false => &variances.averages[start / variances.rows.len..][..found.len()],
+        };
+        let chunk = RowChunk {
+            instructions,
+            variances: Variances { averages: before, ..variances },
+            shares_rows,
+            scalars: UpdateScalars {
+                velocity_decay: decay,
+                unscale: self.unscale,
+                ..UpdateScalars::default()
+            },
+        };
+        let range = start..start + count;
+        match (dtype, velocity) {
+            (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), found),
+            (DType::F64, _) => chunk.sums::<f64>(grad, None, found),
+            (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), found),
+            _ => chunk.sums::<f32>(grad, None, found),
+        }
+    }
 }
 
 /// The rows of one chunk before the step.
-struct RowChunk<'a> {
+struct RowChunk<'a, I> {
+    instructions: I,
     variances: Variances<'a>,
     shares_rows: bool,
     scalars: UpdateScalars,
 }
 
-impl RowChunk<'_> {
+impl<I: Instructions> RowChunk<'_, I> {
     /// ‖g‖² and Σ w_i u_j d_ij²; writes what [`RowNorms`] has of rows.
     #[inline(always)]
     fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, found: &mut [[f64; 2]]) -> [f64; 2] {
@@ -250,59 +294,75 @@ impl RowChunk<'_> {
         )
     }
 
-    // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
+    // Without optimisation the arrays of all formats would add up in one frame, beyond a thread's stack.
     #[cfg_attr(debug_assertions, inline(never))]
     #[cfg_attr(not(debug_assertions), inline(always))]
-    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G>(
+    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
         &self,
         g: &[G],
         velocity: Option<&[V]>,
         found: &mut [[f64; 2]],
     ) -> [f64; 2] {
-        let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
-        let g = T::read(g, &mut g_buffer);
         let unscale = self.scalars.unscale;
-        let Variances { rows, rule, averages: before, column_scales } = self.variances;
-        let (lanes, mut line) = (rows.lanes(), line());
-        let count = found.len();
-        let mut observe = |row: usize, squares: f64, weighted: f64| {
+        let Variances { rows, rule, averages: before, .. } = self.variances;
+        let lanes = rows.lanes();
+        let (mut squares, mut directions) = (Leaves::new(), Leaves::new());
+        for (row, g) in g.chunks(rows.len).enumerate() {
+            let velocity = velocity.map(|v| &v[row * rows.len..][..g.len()]);
+            let [square, mut weighted] = self.row::<T, V, G>(g, velocity, lanes);
+            if self.scalars.velocity_decay == 0.0 {
+                weighted = weighted * unscale * unscale;
+            }
             found[row] = if self.shares_rows {
-                [squares, weighted]
+                [square, weighted]
             } else {
-                let elements = rows.len.min(g.len() - row * rows.len) as f64;
-                let average = averaged(rule.decay, before[row], squares * unscale * unscale / elements);
+                let mean = square * unscale * unscale / g.len() as f64;
+                let average = averaged(rule.decay, before[row], mean);
                 [average, rule.scale(average) * weighted]
             };
-            found[row][1]
-        };
-        let (mut squares, mut directions) = ([0.0; CHUNK_ROWS], [0.0; CHUNK_ROWS]);
-        if self.scalars.velocity_decay == 0.0 {
-            for (row, g) in g.chunks(rows.len).enumerate() {
-                squares[row] = row_squares(g, lanes, &mut line);
-                let weighted = weighted_squares(g, column_scales, lanes, &mut line) * unscale * unscale;
-                directions[row] = observe(row, squares[row], weighted);
-            }
-        } else {
-            let mut next = [V::default(); CHUNK];
-            let next = &mut next[..g.len()];
-            if let Some(velocity) = velocity {
-                next.copy_from_slice(velocity);
-            }
-            advance_velocity(next, &mut v_buffer, g, &self.scalars);
-            let v = <V as Load<T>>::load(next, &mut v_buffer);
-            for (row, (g, v)) in g.chunks(rows.len).zip(v.chunks(rows.len)).enumerate() {
-                squares[row] = row_squares(g, lanes, &mut line);
-                let weighted = weighted_squares(v, column_scales, lanes, &mut line);
-                directions[row] = observe(row, squares[row], weighted);
-            }
+            squares.push_row(square, lanes);
+            directions.push_row(found[row][1], lanes);
         }
-        let sum = |list: &[f64]| rows_sum(list[..count].iter().copied(), lanes);
-        [sum(&squares), sum(&directions)]
+        [squares.sum(), directions.sum()]
+    }
+
+    /// Σ g² and Σ u d² of a row.
+    #[inline(always)]
+    fn row<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
+        &self,
+        g: &[G],
+        velocity: Option<&[V]>,
+        lanes: usize,
+    ) -> [f64; 2] {
+        let instructions = self.instructions;
+        let moves = self.scalars.velocity_decay != 0.0;
+        let has_columns = !self.variances.column_scales.is_empty();
+        lanes_sum(
+            instructions,
+            g.len(),
+            lanes,
+            #[inline(always)]
+            |at| {
+                let g = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
+                let squares = squared(instructions, g);
+                let mut weighted = if moves {
+                    let v = match velocity {
+                        Some(v) => *block(v, at, &mut [V::default(); LANES]),
+                        None => [V::default(); LANES],
+                    };
+                    squared(instructions, advanced(instructions, v, g, &self.scalars))
+                } else {
+                    squares
+                };
+                if has_columns {
+                    let u = self.variances.column_scales(instructions, at);
+                    weighted = instructions.mul_f64(weighted, u);
+                }
+                [squares, weighted]
+            },
+        )
     }
 }
-
-/// Rows of a chunk, at most.
-const CHUNK_ROWS: usize = crate::numeric::LEAVES;
 
 #[cfg(test)]
 mod tests {

@@ -170,6 +170,6 @@ impl Optimizer {
                 (average, rule.scale(average) * weighted)
             })
             .unzip();
-        Some((averages, fold(&directions)))
+        Some((averages, fold(directions)))
     }
 }

@@ -9,7 +9,7 @@ use super::core::Core;
 use super::decision::{Norms, TotalSquares, lock};
 use super::method::{History, Seen, StepPlan, TensorSums};
 use super::{Group, Limit, Method, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec};
-use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
+use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Threads, Velocity};
 use crate::error::{Error, Result};
 use crate::numeric::fold;
 use crate::tensor::{GradRef, ParamMut};
@@ -52,6 +52,7 @@ pub struct Optimizer {
     history: History,
     applied_steps: u64,
     skipped_steps: u64,
+    _threads: Threads,
 }
 
 /// What is kept of a tensor.
@@ -103,6 +104,7 @@ impl Optimizer {
             core,
             applied_steps: 0,
             skipped_steps: 0,
+            _threads: Threads::new(),
         })
     }
 
@@ -276,13 +278,11 @@ impl Optimizer {
 
     fn total_where(&self, norms: &cpu::SquaredNorms, counts: fn(&TensorSpec) -> bool) -> TotalSquares {
         let counted = |weight: fn(&Group) -> f64| {
-            let terms: Vec<f64> = (self.core.specs().iter().zip(&norms.squares).enumerate())
-                .map(|(tensor, (spec, &square))| match counts(spec) {
-                    true => weight(self.core.group_of(tensor)) * square,
-                    false => 0.0,
-                })
-                .collect();
-            fold(&terms)
+            let tensors = self.core.specs().iter().zip(&norms.squares).enumerate();
+            fold(tensors.map(|(tensor, (spec, &square))| match counts(spec) {
+                true => weight(self.core.group_of(tensor)) * square,
+                false => 0.0,
+            }))
         };
         TotalSquares {
             euclidean: counted(|_| 1.0),

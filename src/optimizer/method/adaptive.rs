@@ -152,13 +152,10 @@ impl Adaptive {
 
 /// Σ over the tensors that count, in the fixed order; one that does not is a 0.
 fn total(tensors: &[Tensor<'_>], term: impl Fn(&Tensor<'_>, TensorSums) -> f64) -> f64 {
-    let terms: Vec<f64> = (tensors.iter())
-        .map(|tensor| match tensor.sums {
-            Some(sums) if sums.counts => term(tensor, sums),
-            _ => 0.0,
-        })
-        .collect();
-    fold(&terms)
+    fold(tensors.iter().map(|tensor| match tensor.sums {
+        Some(sums) if sums.counts => term(tensor, sums),
+        _ => 0.0,
+    }))
 }
 
 /// The share of the full step that step number `applied_steps` + 1 takes.
@@ -234,8 +231,7 @@ impl Descent for Adaptive {
     }
 
     fn lacks_measures(&self, history: &History) -> bool {
-        let (_, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
-        tensors.iter().any(|tensor| tensor.length == 0.0)
+        history.any_tensor(|tensor: RfdTensorHistory| tensor.length == 0.0)
     }
 
     fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
