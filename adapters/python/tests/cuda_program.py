@@ -178,7 +178,7 @@ def sharded_steps():
     (here, cpu), (there, device) = make({"momentum": 0.5})
     for optimizer in (cpu, device):
         places = [TensorPlace(name, 0) for name in optimizer._names()]
-        optimizer._reduction = Reduction(None, places, elements=251, same=False)
+        optimizer._reduction = Reduction(None, places, elements=251, same=False, count=2)
     for found in (None, 0.0, 1.0, None):
         set_grads(here, there)
         for optimizer, place in ((cpu, lambda x: x), (device, on_device)):

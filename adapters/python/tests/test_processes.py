@@ -217,7 +217,7 @@ def zero(_):
     optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=AdaptiveRFD)
     cross_entropy(model(batch(0)[0]), batch(0)[1]).backward()
     with pytest.raises(
-        RuntimeError, match="process 1 has other tensors than process 0, but AdaptiveRFD needs"
+        RuntimeError, match="process 1 has other tensors than process 0, but AdaptiveRFD decides"
     ):
         optimizer.step(loss=1.0)
 
