@@ -7,9 +7,11 @@
 //!
 //! Each row: median GPU time of one step in µs, bytes moved (16 a parameter in f32), and the ratio to the
 //! floor: the time that those bytes need at the rate of a kernel that reads, then reads, reads and writes and
-//! does nothing else. "cold": the second-level cache was overwritten before each step. Every timed step is
-//! checked: the outcome, the norm against f64 sums, and a sample of parameters. Prints a skip without a
-//! device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
+//! does nothing else. The stream is kept busy while the host queues a step, so its time is the device's
+//! alone. "cold": other memory was read before each step, so that the second-level cache holds nothing of it
+//! and has nothing to write back. Every timed step is checked: the outcome, the norm against f64 sums, and,
+//! of the fitted method without momentum, a sample of parameters. Rows are also printed as JSON, one a line.
+//! Prints a skip without a device; RFDESCENT_REQUIRE_GPU=1 makes that a failure.
 
 #[cfg(feature = "cuda")]
 mod support {
@@ -41,7 +43,9 @@ mod bench {
     use half::bf16;
     use rfdescent::covariance::{Family, Model};
     use rfdescent::device::{Device, DeviceBuffer, Stream};
-    use rfdescent::optimizer::{DeviceOptimizer, Options, Outcome, RawInput, RawTensor, TensorSpec};
+    use rfdescent::optimizer::{
+        Adaptive, DeviceOptimizer, Fitted, Method, Options, Outcome, RawInput, RawTensor, TensorSpec,
+    };
     use rfdescent::{DType, Moments};
 
     use super::support::lists;
@@ -49,23 +53,32 @@ mod bench {
     const REPEATS: usize = 30;
     /// More than the second-level cache of any card.
     const FLUSH: usize = 256 << 20;
+    /// Nanoseconds for which the stream is busy while the host queues a step.
+    const BUSY: u64 = 100_000;
+    const THREADS: u32 = 512;
 
     fn check(status: sys::CUresult) {
         assert_eq!(status, sys::CUresult::CUDA_SUCCESS);
     }
 
-    /// A stream and two events in the device's primary context, which stays current.
+    /// A stream and two events in the device's primary context, which stays current, and kernels of its own.
     struct Clock {
         raw: sys::CUstream,
         events: [sys::CUevent; 2],
         flush: DeviceBuffer,
+        sink: DeviceBuffer,
+        module: sys::CUmodule,
+        multiprocessors: u32,
     }
 
     impl Clock {
         fn new(device: &Device) -> Self {
             let (mut handle, mut context, mut raw) = (0, ptr::null_mut(), ptr::null_mut());
+            const PTX: &str = concat!(include_str!("support/ceiling.ptx"), "\0");
             let mut events = [ptr::null_mut(); 2];
-            // SAFETY: the driver is initialised, as a device is open; every call writes one handle.
+            let (mut module, mut multiprocessors) = (ptr::null_mut(), 0);
+            // SAFETY: the driver is initialised, as a device is open; the PTX ends with 0; every call writes
+            // one handle or number.
             unsafe {
                 check(sys::cuDeviceGet(&mut handle, 0));
                 check(sys::cuDevicePrimaryCtxRetain(&mut context, handle));
@@ -74,8 +87,41 @@ mod bench {
                 for event in &mut events {
                     check(sys::cuEventCreate(event, 0));
                 }
+                check(sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
+                let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+                check(sys::cuDeviceGetAttribute(&mut multiprocessors, attribute, handle));
             }
-            Self { raw, events, flush: device.allocate(FLUSH).unwrap() }
+            let (flush, sink) = (device.allocate(FLUSH).unwrap(), device.allocate(4).unwrap());
+            Self { raw, events, flush, sink, module, multiprocessors: multiprocessors as u32 }
+        }
+
+        /// Queues one of the kernels of `support/ceiling.cu`, whose parameters are 8 bytes each.
+        ///
+        /// # Safety
+        /// The words are the kernel's parameters, in order, its addresses live and of the size that it is
+        /// told.
+        unsafe fn launch(&self, name: &std::ffi::CStr, grid: u32, parameters: &mut [u64]) {
+            let mut function = ptr::null_mut();
+            let mut pointers: Vec<*mut std::ffi::c_void> =
+                parameters.iter_mut().map(|word| ptr::from_mut(word).cast()).collect();
+            // SAFETY: the module is loaded, the name ends with 0; the caller vouches for the parameters.
+            unsafe {
+                check(sys::cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
+                let (raw, pointers) = (self.raw, pointers.as_mut_ptr());
+                check(sys::cuLaunchKernel(
+                    function,
+                    grid,
+                    1,
+                    1,
+                    THREADS,
+                    1,
+                    1,
+                    0,
+                    raw,
+                    pointers,
+                    ptr::null_mut(),
+                ));
+            }
         }
 
         fn stream(&self) -> Stream {
@@ -85,13 +131,15 @@ mod bench {
         /// Median GPU time and host time of the work, in µs.
         fn time(&self, cold: bool, mut work: impl FnMut()) -> (f64, f64) {
             let (mut gpu, mut host) = (Vec::new(), Vec::new());
-            for repeat in 0..REPEATS + 3 {
+            for _ in 0..REPEATS + 3 {
                 let mut elapsed = 0.0_f32;
                 // SAFETY: stream, events and buffer are live; one number is written.
                 unsafe {
                     if cold {
-                        check(sys::cuMemsetD8Async(self.flush.address(), repeat as u8, FLUSH, self.raw));
+                        let mut array = [self.flush.address(), (FLUSH / 16) as u64, self.sink.address()];
+                        self.launch(c"sweep", 4 * self.multiprocessors, &mut array);
                     }
+                    self.launch(c"spin", 1, &mut [BUSY]);
                     check(sys::cuEventRecord(self.events[0], self.raw));
                     let start = Instant::now();
                     work();
@@ -114,47 +162,12 @@ mod bench {
 
     /// Bytes a second of a kernel that reads one array, then reads two and writes one, as a step in f32 does.
     fn step_ceiling(device: &Device, clock: &Clock) -> f64 {
-        const PTX: &str = concat!(include_str!("support/ceiling.ptx"), "\0");
-        const THREADS: u32 = 512;
         let bytes = 1_usize << 30;
         let (Ok(p), Ok(g)) = (device.allocate(bytes), device.allocate(bytes)) else { return f64::NAN };
-        let sink = device.allocate(4).unwrap();
-        let (mut module, mut function, mut blocks) = (ptr::null_mut(), ptr::null_mut(), 0);
-        let (mut handle, mut multiprocessors) = (0, 0);
-        // SAFETY: the PTX ends with 0; every call writes one handle or number.
-        unsafe {
-            check(sys::cuModuleLoadData(&mut module, PTX.as_ptr().cast()));
-            check(sys::cuModuleGetFunction(&mut function, module, c"ceiling".as_ptr()));
-            check(sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, THREADS as i32, 0));
-            check(sys::cuCtxGetDevice(&mut handle));
-            let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-            check(sys::cuDeviceGetAttribute(&mut multiprocessors, attribute, handle));
-        }
-        let (mut p_address, mut g_address, mut sink_address) = (p.address(), g.address(), sink.address());
-        let mut count = (bytes / 16) as u64;
         let (time, _) = clock.time(true, || {
-            let mut parameters: [*mut std::ffi::c_void; 4] = [
-                (&raw mut p_address).cast(),
-                (&raw mut g_address).cast(),
-                (&raw mut count).cast(),
-                (&raw mut sink_address).cast(),
-            ];
+            let mut parameters = [p.address(), g.address(), (bytes / 16) as u64, clock.sink.address()];
             // SAFETY: the kernel's four parameters, in order; the buffers are live and of this size.
-            check(unsafe {
-                sys::cuLaunchKernel(
-                    function,
-                    (blocks * multiprocessors) as u32,
-                    1,
-                    1,
-                    THREADS,
-                    1,
-                    1,
-                    0,
-                    clock.raw,
-                    parameters.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            });
+            unsafe { clock.launch(c"ceiling", 4 * clock.multiprocessors, &mut parameters) };
         });
         4.0 * bytes as f64 / (time * 1e-6)
     }
@@ -201,50 +214,85 @@ mod bench {
         }
     }
 
-    /// What moves through memory: gradients twice, parameters and master weights read and written.
-    fn bytes_moved(total: usize, param: DType, grad: DType, masters: bool) -> usize {
-        let size = |dtype| if dtype == DType::F32 { 4 } else { 2 };
-        // with master weights the half-precision parameter is written only
-        let own = if masters { size(param) + 8 } else { 2 * size(param) };
-        total * (2 * size(grad) + own)
+    /// What decides, and what it remembers of each parameter.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Rule {
+        Published,
+        Momentum,
+        Adaptive,
+    }
+
+    /// A kind of list.
+    #[derive(Clone, Copy)]
+    struct Kind {
+        name: &'static str,
+        param: DType,
+        grad: DType,
+        masters: bool,
+        rule: Rule,
+        /// Elements that gradients begin behind a multiple of 16 bytes.
+        shift: usize,
+    }
+
+    impl Kind {
+        const fn new(name: &'static str, param: DType, grad: DType) -> Self {
+            Self { name, param, grad, masters: false, rule: Rule::Published, shift: 0 }
+        }
+
+        /// What moves through memory for a parameter: gradients twice, parameters and master weights read and
+        /// written, velocities too, with averages once more.
+        fn bytes(&self) -> usize {
+            let size = |dtype| if dtype == DType::F32 { 4 } else { 2 };
+            // with master weights the half-precision parameter is written only
+            let own = if self.masters { size(self.param) + 8 } else { 2 * size(self.param) };
+            let state = match self.rule {
+                Rule::Published => 0,
+                Rule::Momentum => 8,
+                Rule::Adaptive => 12,
+            };
+            2 * size(self.grad) + own + state
+        }
     }
 
     struct Row<'a> {
         name: &'a str,
         lengths: &'a [usize],
-        param: DType,
-        grad: DType,
-        masters: bool,
+        kind: Kind,
     }
 
     impl Row<'_> {
         fn run(&self, device: &Device, clock: &Clock, ceiling: f64) {
-            let &Row { name, lengths, param, grad, masters } = self;
+            let &Row { name, lengths, kind: Kind { param, grad, masters, rule, shift, .. } } = self;
             let total: usize = lengths.iter().sum();
             let size = |dtype| if dtype == DType::F32 { 4 } else { 2 };
             let stream = clock.stream();
             let (Ok(mut p), Ok(mut g)) =
-                (device.allocate(total * size(param)), device.allocate(total * size(grad)))
+                (device.allocate(total * size(param)), device.allocate((total + shift) * size(grad)))
             else {
-                println!("{name:<28} skipped: the device has not enough memory");
+                println!("{name:<32} skipped: the device has not enough memory");
                 return;
             };
             let start = encode(param, values(total, 1));
             let gradient = encode(grad, values(total, 2));
             p.upload(0, &start, stream).unwrap();
-            g.upload(0, &gradient, stream).unwrap();
+            g.upload(shift * size(grad), &gradient, stream).unwrap();
             let specs =
                 lengths.iter().enumerate().map(|(k, &len)| TensorSpec::new(format!("t{k}"), &[len], param));
             let options = Options { master_weights: masters, ..Options::default() };
-            let Ok(mut optimizer) = DeviceOptimizer::new(model(), options, specs.collect(), device) else {
-                println!("{name:<28} skipped: the device has not enough memory");
+            let method: Method = match rule {
+                Rule::Published => model().into(),
+                Rule::Momentum => Fitted::new(model()).with_momentum(0.9).into(),
+                Rule::Adaptive => Adaptive::default().into(),
+            };
+            let Ok(mut optimizer) = DeviceOptimizer::new(method, options, specs.collect(), device) else {
+                println!("{name:<32} skipped: the device has not enough memory");
                 return;
             };
             let mut offset = 0;
             let tensors: Vec<RawTensor> = lengths
                 .iter()
                 .map(|&len| {
-                    let (param, grad_at) = (offset * size(param), offset * size(grad));
+                    let (param, grad_at) = (offset * size(param), (shift + offset) * size(grad));
                     offset += len;
                     RawTensor::new(p.address() + param as u64, g.address() + grad_at as u64, grad)
                 })
@@ -272,6 +320,22 @@ mod bench {
                 "{name}: norm {}, not {norm}",
                 report.grad_norm
             );
+            let bytes = total * self.kind.bytes();
+            let floor = bytes as f64 / ceiling * 1e6;
+            let kernels = optimizer.kernels();
+            println!(
+                "{name:<32} {kernels:<21} {total:>11} {bytes:>12} {warm:>9.1} {cold:>9.1} {floor:>9.1} {:>7.3} {:>7.3} \
+                 {host:>7.1}",
+                warm / floor,
+                cold / floor,
+            );
+            println!(
+                "{{\"list\":\"{name}\",\"kernels\":\"{kernels}\",\"parameters\":{total},\"bytes\":{bytes},\
+                 \"warm_us\":{warm},\"cold_us\":{cold},\"floor_us\":{floor},\"host_us\":{host}}}"
+            );
+            if rule != Rule::Published {
+                return;
+            }
             // 2⁻⁸ for bf16, 2⁻²³ for f32: coefficient, product and result round once each
             let slack = if param == DType::BF16 { 2f64.powi(-8) } else { 2f64.powi(-22) };
             for i in (0..total).step_by(1 + total / 1000) {
@@ -283,13 +347,6 @@ mod bench {
                     "{name}: element {i} is {after}, expected {expected}"
                 );
             }
-            let bytes = bytes_moved(total, param, grad, masters);
-            let floor = bytes as f64 / ceiling * 1e6;
-            println!(
-                "{name:<28} {total:>11} {bytes:>12} {warm:>9.1} {cold:>9.1} {floor:>9.1} {:>7.3} {:>7.3} {host:>7.1}",
-                warm / floor,
-                cold / floor,
-            );
         }
     }
 
@@ -302,8 +359,8 @@ mod bench {
         println!("ceiling of the driver's copy of 1 GiB: {:.0} GB/s", copy_ceiling(device, &clock) / 1e9);
         println!("times in µs, medians of {REPEATS}; floor: the bytes at the first ceiling");
         println!(
-            "{:<28} {:>11} {:>12} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}",
-            "list", "parameters", "bytes", "warm", "cold", "floor", "warm/f", "cold/f", "host"
+            "{:<32} {:<21} {:>11} {:>12} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}",
+            "list", "kernels", "parameters", "bytes", "warm", "cold", "floor", "warm/f", "cold/f", "host"
         );
         let mut all: Vec<(String, Vec<usize>)> =
             (4..=9).map(|e| (format!("flat 1e{e}"), vec![10_usize.pow(e)])).collect();
@@ -311,19 +368,26 @@ mod bench {
         all.push(("ResNet-50".into(), lists::resnet50()));
         all.push(("GPT-2 124M".into(), lists::gpt2()));
         all.push(("Llama 1.1B".into(), lists::llama()));
+        let (f32, bf16) = (DType::F32, DType::BF16);
+        let masters = Kind { masters: true, ..Kind::new("bf16, f32 masters", bf16, bf16) };
         let kinds = [
-            ("f32", DType::F32, DType::F32, false),
-            ("bf16", DType::BF16, DType::BF16, false),
-            ("bf16, f32 masters", DType::BF16, DType::BF16, true),
-            ("f32, bf16 gradients", DType::F32, DType::BF16, false),
+            Kind::new("f32", f32, f32),
+            Kind { rule: Rule::Momentum, ..Kind::new("f32, momentum", f32, f32) },
+            Kind { rule: Rule::Adaptive, ..Kind::new("f32, adaptive", f32, f32) },
+            Kind { shift: 1, ..Kind::new("f32, misaligned gradients", f32, f32) },
+            Kind::new("bf16", bf16, bf16),
+            masters,
+            Kind { name: "bf16, masters, momentum", rule: Rule::Momentum, ..masters },
+            Kind { name: "bf16, masters, adaptive", rule: Rule::Adaptive, ..masters },
+            Kind::new("f32, bf16 gradients", f32, bf16),
         ];
-        for (kind, param, grad, masters) in kinds {
+        for kind in kinds {
             for (list, lengths) in &all {
-                let name = format!("{list} {kind}");
+                let name = format!("{list} {}", kind.name);
                 // 10⁹ parameters once: making and checking them takes longer than everything else.
-                let repeated = list.ends_with("1e9") && kind != "f32";
+                let repeated = list.ends_with("1e9") && kind.name != "f32";
                 if name.contains(&filter) && !repeated {
-                    Row { name: &name, lengths, param, grad, masters }.run(device, &clock, ceiling);
+                    Row { name: &name, lengths, kind }.run(device, &clock, ceiling);
                 }
             }
         }

@@ -145,8 +145,8 @@ struct SearchScratch {
 };
 
 // The global minimiser in [0, plateau], in length scales; all threads of the block search, each some cells of
-// the grid. The result is thread 0's; the others get 0.
-__device__ inline double conservative_step(const Objective& objective, SearchScratch& scratch)
+// the grid. The result is scratch.best[0], for thread 0 alone.
+__device__ inline void conservative_step(const Objective& objective, SearchScratch& scratch)
 {
     const double longest = objective.plateau;
     const double shortest = fmin(fmax(objective.shortest_turn() * RFD_MARGIN, RFD_SHORTEST), longest);
@@ -179,5 +179,4 @@ __device__ inline double conservative_step(const Objective& objective, SearchScr
             scratch.best[threadIdx.x] = scratch.best[threadIdx.x + half];
         }
     }
-    return threadIdx.x == 0 ? scratch.best[0].u : 0.0;
 }

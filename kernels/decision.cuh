@@ -18,41 +18,75 @@ __device__ __forceinline__ bool is_valid(const RfdSettings& settings, double gra
            is_finite(grad_scale);
 }
 
-// Whether everything that lies on the device and may have changed since the launch was prepared is in its
-// domain. The answer is the block's.
+// Reads all that a step depends on beside tensors, and forms what needs no sums. Called before the sums are
+// there: to have the waiting over by then, and because behind the barrier the first block counts this step.
+// By all threads, but the first warp has other work: after the norm pass it still joins sums.
 template <Kind KIND>
-__device__ __forceinline__ bool settings_are_valid(const Launch& launch)
+__device__ __forceinline__ void load_settings(const Launch& launch, DecisionScratch<KIND>& scratch)
 {
     const RfdStep& step = launch.step;
-    bool valid = (KIND != Kind::generic || is_method(step.method)) &&
-                 is_valid(settings_of(step), grad_scale_of(step)) && method_accepts<KIND>(step);
-    for (uint32_t i = threadIdx.x; i < step.group_count; i += RFD_THREADS) {
-        const RfdGroup& group = launch.group(i);
-        valid = valid && is_valid(group) && method_accepts<KIND>(step, group);
+    bool valid = true, moves = false;
+    if (threadIdx.x >= 32) {
+        const uint32_t first = threadIdx.x - 32, stride = RFD_THREADS - 32;
+        if (first == 0) {
+            scratch.settings = settings_of(step);
+            scratch.grad_scale = grad_scale_of(step);
+            scratch.decision = Decision{};
+            scratch.decision.loss = loss_of(step);
+            scratch.decision.decay_share = 1.0;
+            scratch.decision.unscale = quotient(1.0, scratch.grad_scale);
+            scratch.decision.applied = applied_steps(step);
+            scratch.decision.outcome = found_inf(step) ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
+            valid = (KIND != Kind::generic || is_method(step.method)) &&
+                    is_valid(scratch.settings, scratch.grad_scale) && method_accepts<KIND>(step, scratch.settings);
+            prepare<KIND>(launch, scratch);
+        }
+        const Range range = chunks_of_block(step.chunks);
+        if (range.begin < range.end) {
+            const uint32_t last = tensor_of(launch, range.end - 1);
+            if (first == 0) {
+                scratch.last_index = last;
+                scratch.last = launch.tensors[last];
+            }
+        }
+        for (uint32_t i = first; i < step.group_count; i += stride) {
+            const RfdGroup group = launch.group(i);
+            valid = valid && is_valid(group) && method_accepts<KIND>(step, group);
+            moves = moves || group.velocity_decay != 0.0;
+            if (i < RFD_SHARED_GROUPS) {
+                scratch.groups[i] = group;
+            }
+        }
+        for (uint32_t k = first; k < step.tensor_count; k += stride) {
+            // Momentum that was switched on without a buffer for the velocity.
+            const RfdTensor& tensor = launch.tensors[k];
+            valid = valid && (tensor.velocity != 0 || launch.group(tensor.group).velocity_decay == 0.0 ||
+                              launch.chunks_of(k) == 0);
+        }
     }
-    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
-        // Momentum that was switched on without a buffer for the velocity.
-        const RfdTensor& tensor = launch.tensors[k];
-        valid = valid && (tensor.velocity != 0 || launch.group(tensor.group).velocity_decay == 0.0 ||
-                          launch.chunks_of(k) == 0);
-    }
-    return __syncthreads_and(valid) != 0;
-}
-
-// Reads all that a step depends on beside tensors. Called before the sums are there: to have the waiting over
-// by then, and because behind the barrier the first block counts this step.
-template <Kind KIND>
-RFD_SHARED_CODE void load_settings(const Launch launch, DecisionScratch<KIND>& scratch)
-{
-    const bool valid = settings_are_valid<KIND>(launch);
+    valid = __syncthreads_and(valid) != 0;
+    moves = __syncthreads_and(!moves) == 0;
     if (threadIdx.x == 0) {
         scratch.valid = valid;
-        scratch.decision = Decision{};
-        scratch.decision.loss = loss_of(launch.step);
-        scratch.decision.decay_share = 1.0;
-        scratch.decision.unscale = 1.0 / grad_scale_of(launch.step);
-        scratch.decision.applied = applied_steps(launch.step);
-        scratch.decision.outcome = found_inf(launch.step) ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
+        scratch.moves = moves;
+    }
+    __syncthreads();
+}
+
+// Has the lines brought near that load_settings will read.
+__device__ __forceinline__ void prefetch_settings(const RfdStep& step)
+{
+    if (threadIdx.x == 0) {
+        prefetch(step.settings);
+        prefetch(step.status);
+    } else if (threadIdx.x == 1 && step.loss != 0) {
+        prefetch(step.loss);
+    } else if (threadIdx.x == 2 && step.grad_scale != 0) {
+        prefetch(step.grad_scale);
+    }
+    const uint32_t line = 128 / sizeof(RfdGroup), group = (threadIdx.x - 32) * line;
+    if (threadIdx.x >= 32 && group < step.group_count) {
+        prefetch(step.groups + group * sizeof(RfdGroup));
     }
 }
 
@@ -69,7 +103,7 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
         const RfdTensor& tensor = launch.tensors[k];
         finite = finite && is_finite(sum);
         if (tensor.flags & RFD_TENSOR_COUNTS) {
-            const double factor = launch.group(tensor.group).length_scale_factor;
+            const double factor = scratch.group(launch, tensor.group).length_scale_factor;
             euclidean += sum;
             sigma += factor * factor * sum;
         }
@@ -84,13 +118,12 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
     return {join_groups(scratch.euclidean), join_groups(scratch.sigma), exponent, finite};
 }
 
-// After load_settings; leaves the decision in shared memory. `exponent` is that of the tensors' sums, after
-// rescaling.
+// After load_settings and a barrier; leaves the decision in shared memory. `exponent` is that of the tensors'
+// sums, after rescaling.
 template <Kind KIND>
-RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<KIND>& scratch, int exponent)
+__device__ __forceinline__ void decide(const Launch launch, DecisionScratch<KIND>& scratch, int exponent)
 {
     const RfdStep& step = launch.step;
-    __syncthreads();
     if (scratch.decision.outcome == RFD_OUTCOME_FOUND_INF) {
         return;
     }
@@ -106,20 +139,29 @@ RFD_SHARED_CODE void decide(const Launch launch, DecisionScratch<KIND>& scratch,
     decide_by_method<KIND>(launch, scratch, totals);
 }
 
-// Counts the step: writes the status and its mirror, the counts first and the sequence last (see RfdStatus on
-// how to read them). By one thread of the launch, when no block needs the old counts any more.
-RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& decision)
+// Forms what only the report tells, then counts the step: writes the status and its mirror, the counts first
+// and the sequence last (see RfdStatus on how to read them). By one thread of the launch, when no block needs
+// the old counts any more.
+template <Kind KIND>
+__device__ __forceinline__ void write_status(const Launch& launch, DecisionScratch<KIND>& scratch)
 {
+    const RfdStep& step = launch.step;
+    Decision& decision = scratch.decision;
+    if (decision.outcome != RFD_OUTCOME_FOUND_INF) {
+        complete_report<KIND>(launch, scratch);
+    }
     volatile RfdStatus* status = reinterpret_cast<volatile RfdStatus*>(step.status);
     volatile RfdStatus* mirror = step.mirror != 0 ? reinterpret_cast<volatile RfdStatus*>(step.mirror) : status;
     const uint64_t counts = decision.outcome == RFD_OUTCOME_APPLIED ? 1 : 0;
     const uint64_t applied = decision.applied + counts, skipped = status->skipped + (1 - counts);
     volatile RfdStatus* copies[] = {status, mirror};
+#pragma unroll
     for (volatile RfdStatus* copy : copies) {
         copy->applied = applied;
         copy->skipped = skipped;
     }
-    __threadfence_system();
+    system_fence();
+#pragma unroll
     for (volatile RfdStatus* copy : copies) {
         copy->loss = decision.loss;
         copy->grad_norm = decision.grad_norm;
@@ -131,7 +173,8 @@ RFD_SHARED_CODE inline void write_status(const RfdStep& step, const Decision& de
         copy->limit = decision.limit;
         copy->outcome = decision.outcome;
     }
-    __threadfence_system();
+    system_fence();
+#pragma unroll
     for (volatile RfdStatus* copy : copies) {
         copy->sequence = applied + skipped;
     }

@@ -54,11 +54,10 @@ struct SquaredExponential {
     static __device__ __forceinline__ double step(double a, double b, double)
     {
         if (a >= b) {
-            const double r = b / a;
-            return 1.0 / (sqrt(r * r / 4.0 + 1.0) + r / 2.0);
+            // The larger one, by which the smaller would be divided, is 1.
+            return 1.0 / (sqrt(b * b / 4.0 + 1.0) + b / 2.0);
         }
-        const double x = a / b;
-        return x / (sqrt(0.25 + x * x) + 0.5);
+        return a / (sqrt(0.25 + a * a) + 0.5);
     }
 
     static __device__ inline Profile profile(double u, double)

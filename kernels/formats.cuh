@@ -12,6 +12,12 @@ struct Unit {
     bool vector;     // all exist, and their address is a multiple of 16 bytes where N elements take that much
 };
 
+// Bytes of an element.
+__device__ __forceinline__ uint64_t size_of(int format)
+{
+    return format == RFD_DTYPE_F64 ? 8 : format == RFD_DTYPE_F32 ? 4 : 2;
+}
+
 // Whether cache lines should stay: those of gradients in the first pass, which the second reads again.
 enum class Reuse { later, never };
 

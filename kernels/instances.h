@@ -16,10 +16,9 @@
 // and one call of Philox.
 //
 // ROWS: of the 16/WIDTH rows of a chunk, how many the update loads before the first is stored. SUMMED: of its
-// 4 rows, how many the sums load before the first is added. As many as fit into the registers: 32 to 64 bytes
-// a thread, so 32 to 64 KB a multiprocessor under way; 5 TB/s at a latency of 1 µs want some 40 KB of each of
-// 132. Chosen by the registers that ptxas reports, not measured. Averaged
-// ones take one line of a row at a time in both passes: a row may have 1 to 4.
+// 4 rows, how many the sums load before the first is added. In averaged ones, of the 3 or 4 lines of a row.
+// As many as fit into the registers; docs/performance.md has a table of what that comes to. Chosen by it, not
+// measured.
 //
 // BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a
 // thread. 3 in averaged ones, whose sums by rows spill with 64. Half as many in the generic one: double
@@ -27,27 +26,27 @@
 //
 // X(name, KIND, PARAM, GRAD, MASTER, VELOCITY, WIDTH, ROWS, SUMMED, BLOCKS)
 #define RFD_INSTANCES(X)                                                   \
-    X(f32, fitted, F32, F32, 0, 0, 4, 2, 4, 4)                             \
-    X(f32_momentum, fitted, F32, F32, 0, 1, 4, 1, 4, 4)                    \
-    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 1, 1, 3)                  \
-    X(bf16_master, fitted, BF16, BF16, 1, 0, 4, 2, 4, 4)                   \
+    X(f32, fitted, F32, F32, 0, 0, 4, 4, 4, 4)                             \
+    X(f32_momentum, fitted, F32, F32, 0, 1, 4, 2, 4, 4)                    \
+    X(f32_averaged, averaged, F32, F32, 0, 1, 4, 2, 2, 3)                  \
+    X(bf16_master, fitted, BF16, BF16, 1, 0, 4, 4, 4, 4)                   \
     X(bf16_master_momentum, fitted, BF16, BF16, 1, 1, 4, 1, 4, 4)          \
-    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 1, 1, 3)        \
+    X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 2, 2, 3)        \
     X(bf16, fitted, BF16, BF16, 0, 0, 8, 2, 4, 4)                          \
-    X(f16_master, fitted, F16, F16, 1, 0, 4, 2, 4, 4)                      \
+    X(f16_master, fitted, F16, F16, 1, 0, 4, 4, 4, 4)                      \
     X(generic, generic, F32, F32, 1, 1, 4, 1, 1, 2)
 
 // What each instance is compiled as: rfd_step_<name>, rfd_norm_<name>, rfd_update_<name>.
 // X(name)
 #define RFD_PHASES(X) X(step) X(norm) X(update)
 
-// Kernels that belong to no instance: rfd_<name>.
-// X(name)
-#define RFD_SINGLE_KERNELS(X) \
-    X(rescale_max)            \
-    X(rescale_norm)           \
-    X(total)                  \
-    X(status)                 \
-    X(fill_masters)           \
-    X(measure)                \
-    X(store_table)
+// Kernels that there are once: rfd_<name>. Device code is compiled, and loaded when it is needed, in parts:
+// one for each instance, and `common`. PART: the one that they belong to. X(name, PART)
+#define RFD_SINGLE_KERNELS(X)  \
+    X(rescale_max, generic)    \
+    X(rescale_norm, generic)   \
+    X(total, common)           \
+    X(status, common)          \
+    X(fill_masters, common)    \
+    X(measure, common)         \
+    X(store, common)

@@ -2,7 +2,8 @@
 // points:
 //
 //   Scratch<KIND>                          what a block shares while it decides
-//   accepts(step), accepts(step, group)    whether the settings are in its domain
+//   accepts(step, settings), accepts(step, group)   whether the settings are in its domain
+//   prepare<KIND>(launch, scratch)         forms what needs no sums, before decide, by one thread
 //   has_rows(step)                         whether chunks consist of rows, which have variances (rows.cuh:
 //                                          WithoutRows has this and the next three for those without);
 //                                          never in instances of kind `fitted`
@@ -10,6 +11,7 @@
 //   variances(launch, tensor, applied)     with rows: those of a tensor in the step after so many
 //   fold_columns(...)                      with rows: writes averages and scales of columns, after decide
 //   decide<KIND>(launch, scratch, totals)  from the sums of all tensors to the step, by all threads
+//   complete_report<KIND>(launch, scratch) forms what only the report tells, after decide, by one thread
 //   scale(launch, decision, tensor)        what a tensor's coefficient is multiplied with, after decide
 //   store_history<KIND>(launch, scratch)   writes what is remembered after an applied step, by one block
 //
@@ -56,9 +58,9 @@ __device__ __forceinline__ bool is_method(uint32_t number)
 // The entry points, of the step's method.
 
 template <Kind KIND>
-__device__ __forceinline__ bool method_accepts(const RfdStep& step)
+__device__ __forceinline__ bool method_accepts(const RfdStep& step, const RfdSettings& settings)
 {
-#define RFD_CALL(METHOD) METHOD::accepts(step)
+#define RFD_CALL(METHOD) METHOD::accepts(step, settings)
     RFD_DISPATCH(KIND)
 #undef RFD_CALL
 }
@@ -117,6 +119,24 @@ __device__ __forceinline__ void decide_by_method(const Launch& launch, DecisionS
 }
 
 template <Kind KIND>
+__device__ __forceinline__ void prepare(const Launch& launch, DecisionScratch<KIND>& scratch)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::prepare<KIND>(launch, scratch)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
+__device__ __forceinline__ void complete_report(const Launch& launch, DecisionScratch<KIND>& scratch)
+{
+    [[maybe_unused]] const RfdStep& step = launch.step;
+#define RFD_CALL(METHOD) METHOD::complete_report<KIND>(launch, scratch)
+    RFD_DISPATCH(KIND)
+#undef RFD_CALL
+}
+
+template <Kind KIND>
 __device__ __forceinline__ double scale_of(const Launch& launch, const Decision& decision, uint32_t k)
 {
     [[maybe_unused]] const RfdStep& step = launch.step;
@@ -136,10 +156,11 @@ __device__ __forceinline__ void store_history(const Launch& launch, const Decisi
 
 // Reads a tensor with its rows, in the step after so many. By one thread.
 template <Kind KIND>
-RFD_SHARED_CODE void read_row_tensor(const Launch launch, RowTensor& to, uint32_t index, uint64_t applied)
+__device__ __forceinline__ void read_row_tensor(const Launch launch, RowTensor& to, uint32_t index, uint64_t applied)
 {
     to.tensor = launch.tensors[index];
     to.variances = variances_of<KIND>(launch, index, applied);
+    to.applied = applied;
     to.chunks = launch.chunks_of(index);
     to.lanes = lanes_of(to.tensor.row);
     to.lines = (to.tensor.row + to.lanes * RFD_QUAD - 1) / (to.lanes * RFD_QUAD);
@@ -151,8 +172,8 @@ class RowCursor {
 public:
     RowTensor& here;
 
-    __device__ __forceinline__ RowCursor(const Launch& launch, RowTensor& here, uint64_t chunk, uint64_t applied)
-        : here(here), applied_(applied), index_(tensor_of(launch, chunk))
+    __device__ __forceinline__ RowCursor(const Launch& launch, RowTensor& here, uint32_t index, uint64_t applied)
+        : here(here), applied_(applied), index_(index)
     {
         open(launch);
     }

@@ -10,11 +10,29 @@
 template <Kind KIND>
 struct DecisionScratch;
 
+// Groups that are copied to shared memory. Behind the barrier of the grid whatever lies in device memory is a
+// trip to the second-level cache.
+#define RFD_SHARED_GROUPS 32
+
 struct SharedDecision {
     double euclidean[RFD_WARPS];
     double sigma[RFD_WARPS];
+    RfdGroup groups[RFD_SHARED_GROUPS];  // the first ones
+    RfdSettings settings;
+    double grad_scale;
     Decision decision;
+    RfdTensor last;  // that of the block's last chunk, with which the update begins
+    uint32_t last_index;
     bool valid;  // the settings
+    bool moves;  // some group has a velocity
+
+    __device__ __forceinline__ RfdGroup group(const Launch& launch, uint32_t index) const
+    {
+        if (index < RFD_SHARED_GROUPS) {
+            return groups[index];
+        }
+        return launch.group(index);
+    }
 };
 
 // ‖g‖² and Σ f²‖g_k‖² of the gradients as given, times 4^−exponent.
@@ -67,6 +85,12 @@ __device__ __forceinline__ bool fits_velocities(const Decision& decision, const 
                                            scalars_of(decision, group, scale).coefficient <= largest);
 }
 
+// x / by; a division by 1 is none.
+__device__ __forceinline__ double quotient(double x, double by)
+{
+    return by == 1.0 ? x : x / by;
+}
+
 // What follows from the size of a step along the gradient, before multiplier and cap; `norm` is the Σ-norm of
 // the gradients as given.
 __device__ __forceinline__ void step_along_gradient(Decision& decision, const RfdSettings& settings, double step_size,
@@ -78,8 +102,9 @@ __device__ __forceinline__ void step_along_gradient(Decision& decision, const Rf
     const int opposite = exponent > 126 ? -126 : exponent < -126 ? 126 : -exponent;
     decision.step_size = fmin(step_size * settings.multiplier, fmin(settings.max_step_size, RFD_F64_MAX));
     decision.prescale = comfortable ? 1.0 : power_of_two(opposite);
-    decision.learning_rate = fmin(decision.step_size / decision.sigma_norm, RFD_F64_MAX);
-    decision.prescaled_rate = decision.step_size / (norm * decision.prescale);
+    const double rate = decision.step_size / decision.sigma_norm, prescaled = norm * decision.prescale;
+    decision.learning_rate = fmin(rate, RFD_F64_MAX);
+    decision.prescaled_rate = prescaled == decision.sigma_norm ? rate : decision.step_size / prescaled;
 }
 
 // There is no step unless what each thread has checked fits.
@@ -88,7 +113,7 @@ __device__ __forceinline__ void refuse_unless(bool fits, Decision& decision)
     const bool applies = decision.outcome == RFD_OUTCOME_APPLIED;
     if (__syncthreads_and(fits) == 0 && applies && threadIdx.x == 0) {
         decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
-        decision.theta = decision.step_size = decision.learning_rate = decision.trust = 0.0;
+        decision.step_size = decision.learning_rate = decision.trust = 0.0;
         decision.limit = RFD_LIMIT_NONE;
     }
     __syncthreads();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "formats.cuh"
+#include "instances.cuh"
 
 // A launch's parameters, unpacked.
 struct Launch {
@@ -49,18 +50,17 @@ struct Chunk {
     bool aligned;  // all addresses that a pass uses are multiples of 16 bytes
 };
 
-// Bisection for the last tensor that begins at or before a chunk; those without chunks begin where the next
-// one does.
+// The last tensor that begins at or before a chunk; those without chunks begin where the next one does. By a
+// whole warp, which looks at 32 places at once: each round is a trip to memory that the first gradient waits
+// for.
 __device__ __forceinline__ uint32_t tensor_of(const Launch& launch, uint64_t chunk)
 {
     uint32_t low = 0, high = launch.step.tensor_count;
     while (high - low > 1) {
-        const uint32_t middle = low + (high - low) / 2;
-        if (launch.tensors[middle].first_chunk <= chunk) {
-            low = middle;
-        } else {
-            high = middle;
-        }
+        const uint32_t stride = (high - low + 31) / 32, place = low + threadIdx.x % 32 * stride;
+        const bool before = place < high && launch.tensors[place].first_chunk <= chunk;
+        low += (__popc(__ballot_sync(RFD_FULL_WARP, before)) - 1) * stride;
+        high = low + stride < high ? low + stride : high;
     }
     return low;
 }
@@ -74,6 +74,9 @@ public:
             open(launch, tensor_of(launch, chunk));
         }
     }
+
+    // At a tensor that is known; to go back from there.
+    __device__ __forceinline__ Cursor(uint32_t index, const RfdTensor& tensor) : index_(index), tensor_(tensor) {}
 
     // To the tensor of a chunk that lies not before the one it is at.
     __device__ __forceinline__ void advance(const Launch& launch, uint64_t chunk)
@@ -127,18 +130,56 @@ __device__ __forceinline__ int grad_format(const RfdTensor& tensor)
     return tensor.formats >> 4;
 }
 
+// Calls with the formats of a tensor, none of which is f64, as an Alike.
+template <int GRAD, class Use>
+__device__ __forceinline__ void with_param_format(const RfdTensor& tensor, Use use)
+{
+    const int param = param_format(tensor);
+    if (param == RFD_DTYPE_F32) {
+        use(Alike<RFD_DTYPE_F32, GRAD, false>{});
+    } else if (param == RFD_DTYPE_F16) {
+        tensor.master != 0 ? use(Alike<RFD_DTYPE_F16, GRAD, true>{}) : use(Alike<RFD_DTYPE_F16, GRAD, false>{});
+    } else {
+        tensor.master != 0 ? use(Alike<RFD_DTYPE_BF16, GRAD, true>{}) : use(Alike<RFD_DTYPE_BF16, GRAD, false>{});
+    }
+}
+
+template <class Use>
+__device__ __forceinline__ void with_formats(const RfdTensor& tensor, Use use)
+{
+    switch (grad_format(tensor)) {
+    case RFD_DTYPE_F32: with_param_format<RFD_DTYPE_F32>(tensor, use); break;
+    case RFD_DTYPE_F16: with_param_format<RFD_DTYPE_F16>(tensor, use); break;
+    default: with_param_format<RFD_DTYPE_BF16>(tensor, use);
+    }
+}
+
 // This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that
 // all exist and are aligned.
 template <int N, bool FULL>
 __device__ __forceinline__ Unit unit_of(const Chunk& chunk, int row)
 {
+    if (FULL) {
+        // In this order: rows are at constant distances then, which cost no registers.
+        return {chunk.first + threadIdx.x * N + static_cast<uint64_t>(row) * (RFD_THREADS * N), N, true};
+    }
     const int offset = (row * RFD_THREADS + static_cast<int>(threadIdx.x)) * N;
     const int left = static_cast<int>(chunk.count) - offset;
-    const int count = FULL || left > N ? N : left < 0 ? 0 : left;
-    return {chunk.first + offset, count, FULL || (chunk.aligned && count == N)};
+    const int count = left > N ? N : left < 0 ? 0 : left;
+    return {chunk.first + offset, count, chunk.aligned && count == N};
 }
 
 __device__ __forceinline__ bool is_full(const Chunk& chunk)
 {
     return chunk.aligned && chunk.count == RFD_CHUNK;
+}
+
+// How a gradient lies: multiples of 16 bytes are read so, others element by element. Views of a bucket often
+// are others, behind a tensor of odd size.
+enum class Lies { aligned, anyhow };
+
+template <Lies GRAD>
+__device__ __forceinline__ Unit lying(const Unit& unit)
+{
+    return {unit.first, unit.count, unit.vector && GRAD == Lies::aligned};
 }

@@ -1,6 +1,8 @@
 // What the kernels need of their platform: CUDA, or the shim that runs them on a CPU in tests.
 #pragma once
 
+#include "abi.h"
+
 #ifdef __CUDACC__
 
 #include <cooperative_groups.h>
@@ -16,10 +18,45 @@ __device__ __forceinline__ T& block_shared()
     return storage;
 }
 
-// Waits for all blocks of a cooperative launch and makes their writes visible.
+// Waits for all blocks of a launch, which is a cooperative one or has one block, and makes their writes
+// visible.
 __device__ __forceinline__ void grid_barrier()
 {
-    cooperative_groups::this_grid().sync();
+    if (gridDim.x == 1) {
+        __syncthreads();
+    } else {
+        cooperative_groups::this_grid().sync();
+    }
+}
+
+// Adds to a counter and returns what it was. All that this thread knows to have happened before, also from
+// other threads of its block by way of a barrier, has then happened for those who add later.
+__device__ __forceinline__ uint32_t add_in_order(uint32_t* counter, uint32_t x)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(counter)), "r"(x)
+                 : "memory");
+    return before;
+}
+
+// What this thread wrote before comes before what it writes later, for the host too.
+__device__ __forceinline__ void system_fence()
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
+// Asks for a line of device memory to be brought to the second-level cache.
+__device__ __forceinline__ void prefetch(uint64_t address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// sum + x·y where the product is exact in f64: then rounding once changes nothing.
+__device__ __forceinline__ double add_exact_product(double sum, double x, double y)
+{
+    return __fma_rn(x, y, sum);
 }
 
 // The conversions themselves, as cuda_fp16.h has them: saves NVRTC the reading of 4000 lines.
@@ -41,8 +78,6 @@ __device__ __forceinline__ unsigned short narrow_f16(float x)
 #include "shim/cuda.hpp"
 #endif
 
-#include "abi.h"
-
 // IEEE double and single, as <float.h> has them; NVRTC has no such header.
 #define RFD_F64_MAX 1.7976931348623157e308
 #define RFD_F64_EPSILON 2.220446049250313e-16
@@ -50,10 +85,6 @@ __device__ __forceinline__ unsigned short narrow_f16(float x)
 #define RFD_F32_MAX 3.4028234663852886e38f
 
 #define RFD_FULL_WARP 0xFFFFFFFFu
-
-// What runs once a launch, or once in many chunks, is a function that all kernels share: inlined everywhere
-// it would be most of the PTX, which drivers compile when the program starts.
-#define RFD_SHARED_CODE __device__ __noinline__
 
 __device__ __forceinline__ bool is_finite(double x)
 {

@@ -23,7 +23,8 @@ struct Batch {
     int buffer;
 };
 
-// Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again.
+// Adds to a counter that is 0 between launches; whether that completes it, in which case it is 0 again, and
+// what the others did before they added has happened.
 __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uint32_t count, uint32_t all)
 {
     // Who does everything alone need not tell.
@@ -31,7 +32,7 @@ __device__ __forceinline__ bool completes(uint64_t counters, uint64_t index, uin
         return true;
     }
     uint32_t* counter = reinterpret_cast<uint32_t*>(counters) + index;
-    const bool last = atomicAdd(counter, count) + count == all;
+    const bool last = add_in_order(counter, count) + count == all;
     if (last) {
         *counter = 0;
     }
@@ -68,29 +69,32 @@ __device__ __forceinline__ void fold_segment(const Launch& launch, uint32_t inde
     const uint64_t chunks = launch.chunks_of(index);
     const uint64_t before = static_cast<uint64_t>(segment) * RFD_CHUNKS_PER_SEGMENT;
     const uint64_t left = chunks - before;
-    const uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
     const int sums = sums_of_tensor<KIND>(step, tensor);
-    for (int n = 0; n < sums; ++n) {
-        const double sum = fold_by_warp(chunk_sums(step, n) + tensor.first_chunk + before, terms);
-        if (threadIdx.x == 0) {
-            segment_sums(step, n)[tensor.first_segment + segment] = sum;
-        }
-    }
     const uint32_t segments =
         static_cast<uint32_t>((chunks + RFD_CHUNKS_PER_SEGMENT - 1) / RFD_CHUNKS_PER_SEGMENT);
-    // The sum is out before it counts, and what others have counted is seen before it is read.
-    __threadfence();
-    const bool last = threadIdx.x == 0 && completes(step.tensor_done, index, 1, segments);
-    if (__ballot_sync(RFD_FULL_WARP, last) == 0) {
-        return;
-    }
-    __syncwarp();
-    __threadfence();
-    for (int n = 0; n < sums; ++n) {
-        const double sum = fold_by_warp(segment_sums(step, n) + tensor.first_segment, segments);
-        if (threadIdx.x == 0) {
-            tensor_sums(step, n)[index] = sum;
+    uint32_t terms = left < RFD_CHUNKS_PER_SEGMENT ? static_cast<uint32_t>(left) : RFD_CHUNKS_PER_SEGMENT;
+    // The segment from its chunks, then the tensor from its segments; of a single one the segment's fold is
+    // that of the tensor.
+#pragma unroll 1
+    for (bool of_chunks = true;; of_chunks = false, terms = segments) {
+        const bool whole = !of_chunks || segments == 1;
+#pragma unroll 1
+        for (int n = 0; n < sums; ++n) {
+            const double sum = fold_by_warp(of_chunks ? chunk_sums(step, n) + tensor.first_chunk + before
+                                                      : segment_sums(step, n) + tensor.first_segment,
+                                            terms);
+            if (threadIdx.x == 0) {
+                *(whole ? tensor_sums(step, n) + index : segment_sums(step, n) + tensor.first_segment + segment) = sum;
+            }
         }
+        if (whole) {
+            return;
+        }
+        const bool last = threadIdx.x == 0 && completes(step.tensor_done, index, 1, segments);
+        if (__ballot_sync(RFD_FULL_WARP, last) == 0) {
+            return;
+        }
+        __syncwarp();
     }
 }
 
@@ -107,18 +111,19 @@ __device__ __forceinline__ double join_warps(double* sums, uint32_t count)
 
 // Weighs the rows of a chunk that several warps have summed each. By one thread.
 template <Kind KIND>
-RFD_SHARED_CODE void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scratch, int buffer, uint32_t place,
+__device__ __forceinline__ void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scratch, int buffer, uint32_t place,
                                      uint32_t index, uint64_t chunk, uint64_t applied)
 {
     constexpr int SUMS = sums_of(KIND);
     const RfdTensor& tensor = launch.tensors[index];
+    const int count = sums_of_tensor<KIND>(launch.step, tensor);
     const Variances variances = variances_of<KIND>(launch, index, applied);
     const double decay = averaging_of<KIND>(launch.step), unscale = 1.0 / grad_scale_of(launch.step);
     const uint32_t warps = lanes_of(tensor.row) / 32;
     uint64_t row = (chunk - tensor.first_chunk) * (RFD_WARPS / warps);
     for (uint32_t first = 0; first < RFD_WARPS; first += warps, ++row) {
-        double sums[SUMS];
-        for (int n = 0; n < SUMS; ++n) {
+        double sums[SUMS] = {};
+        for (int n = 0; n < count; ++n) {
             double* of_warps = scratch.warp_sums[buffer][place][n] + first;
             sums[n] = join_warps(of_warps, warps);
             for (uint32_t i = 0; i < warps; ++i) {
@@ -131,7 +136,7 @@ RFD_SHARED_CODE void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scr
         const uint64_t left = tensor.len - row * tensor.row;
         const double elements = static_cast<double>(left < tensor.row ? left : tensor.row);
         weigh_row(sums, variances, row, elements, unscale, decay > 0.0);
-        for (int n = 0; n < SUMS; ++n) {
+        for (int n = 0; n < count; ++n) {
             scratch.warp_sums[buffer][place][n][first] = sums[n];
         }
     }
@@ -139,7 +144,7 @@ RFD_SHARED_CODE void weigh_wide_rows(const Launch launch, NormScratch<KIND>& scr
 
 // Joins the sums of a batch, a chunk a lane, and folds what they complete. By the first warp.
 template <Kind KIND>
-RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, const Batch batch, double scale)
+__device__ __forceinline__ void finalize(const Launch launch, NormScratch<KIND>& scratch, const Batch batch, double scale)
 {
     const RfdStep& step = launch.step;
     const uint32_t lane = threadIdx.x;
@@ -170,7 +175,6 @@ RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, c
         last_of_segment = !whole && (lane + 1 == batch.count || next == launch.end_of(index) ||
                                      (next - tensor.first_chunk) % RFD_CHUNKS_PER_SEGMENT == 0);
     }
-    __threadfence();
     __syncwarp();
     if (last_of_segment) {
         const uint64_t begin =
@@ -183,7 +187,6 @@ RFD_SHARED_CODE void finalize(const Launch launch, NormScratch<KIND>& scratch, c
     }
     uint32_t pending = __ballot_sync(RFD_FULL_WARP, complete);
     __syncwarp();
-    __threadfence();
     while (pending != 0) {
         const int source = __ffs(static_cast<int>(pending)) - 1;
         pending &= pending - 1;
@@ -227,7 +230,7 @@ template <class I>
 class RowSums {
 public:
     __device__ __forceinline__ RowSums(const Launch& launch, NormScratch<I::KIND>& scratch, uint64_t first)
-        : cursor_(launch, scratch.rows.own(), first, applied_steps(launch.step))
+        : cursor_(launch, scratch.rows.own(), tensor_of(launch, first), applied_steps(launch.step))
     {
     }
 
@@ -237,7 +240,7 @@ public:
         cursor_.advance(launch, chunk);
         const RowTensor& here = cursor_.here;
         warp_rows<I>(sums, here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
-        sum_columns(here, chunk, applied_steps(launch.step));
+        sum_columns(here, chunk);
         return sums_of_tensor<I::KIND>(launch.step, here.tensor);
     }
 
@@ -254,7 +257,8 @@ __device__ __forceinline__ void sum_chunks(const Launch& launch, NormScratch<I::
     const uint32_t warp = threadIdx.x / 32;
     Batch batch{chunks_of_block(launch.step.chunks).begin, 0, 0};
     for (;; batch.first += batch.count, batch.buffer ^= 1) {
-        // Found anew for each batch, like what follows: kept, it would take registers while sums are formed.
+        // Found anew for each batch, as is what follows: kept, they would take registers while sums are
+        // formed.
         const uint64_t end = chunks_of_block(launch.step.chunks).end;
         if (batch.first >= end) {
             return;

@@ -6,7 +6,7 @@
 #include "reduce.cuh"
 
 // Whether squares overflowed or underflowed; the answer is the same in every thread of every block.
-RFD_SHARED_CODE inline bool needs_rescale(const Launch launch, DecisionScratch<Kind::generic>& scratch)
+__device__ __forceinline__ bool needs_rescale(const Launch launch, DecisionScratch<Kind::generic>& scratch)
 {
     const double* sums = tensor_sums(launch.step, RFD_SUM_SQUARES);
     double total = 0.0;
@@ -25,7 +25,7 @@ RFD_SHARED_CODE inline bool needs_rescale(const Launch launch, DecisionScratch<K
 }
 
 // The largest |g| of this block's f64 gradients goes into the launch's.
-RFD_SHARED_CODE inline void find_largest(const Launch launch)
+__device__ __forceinline__ void find_largest(const Launch launch)
 {
     const Range range = chunks_of_block(launch.step.chunks);
     Cursor cursor(launch, range.begin);

@@ -21,38 +21,55 @@ struct UpdateScratch {
     RowScratch<KIND> rows;
 };
 
+// What a step leaves behind beside its tensors. By one block, when no other one needs the old counts any
+// more.
+template <Kind KIND>
+__device__ __forceinline__ void finish(const Launch& launch, DecisionScratch<KIND>& scratch)
+{
+    if (scratch.decision.outcome == RFD_OUTCOME_APPLIED) {
+        store_history<KIND>(launch, scratch);
+    }
+    if (threadIdx.x == 0) {
+        write_status<KIND>(launch, scratch);
+    }
+}
+
 template <class I>
 __device__ __forceinline__ void step_kernel(const RfdStep& step, const RfdTable& table)
 {
     auto& scratch = block_shared<Scratch<I::KIND>>();
     const Launch launch(step, table);
-    load_settings<I::KIND>(launch, scratch.decision);
+    prefetch_settings(step);
+    const bool reads = !found_inf(step);
     int exponent = 0;
     // A second time only where squares of f64 gradients overflow or underflow.
-    for (bool again = !found_inf(step); again;) {
-        norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
-        grid_barrier();
+    for (bool again = true; again;) {
+        if (reads) {
+            norm_pass<I>(launch, scratch.norms, power_of_two(-exponent));
+        }
+        if (!is_generic<I>() || exponent == 0) {
+            load_settings<I::KIND>(launch, scratch.decision);
+        }
+        if (reads) {
+            prefetch_update<I>(launch, scratch.decision);
+            grid_barrier();
+        }
         again = false;
         if constexpr (is_generic<I>()) {
-            if (exponent == 0) {
+            if (reads && exponent == 0) {
                 exponent = find_exponent(launch, scratch.decision);
                 again = exponent != 0;
             }
         }
     }
     decide<I::KIND>(launch, scratch.decision, exponent);
-    const Decision& decision = scratch.decision.decision;
-    const bool applied = decision.outcome == RFD_OUTCOME_APPLIED;
-    if (blockIdx.x == 0) {
-        if (applied) {
-            store_history<I::KIND>(launch, scratch.decision);
-        }
-        if (threadIdx.x == 0) {
-            write_status(step, decision);
-        }
-    }
+    const bool applied = scratch.decision.decision.outcome == RFD_OUTCOME_APPLIED;
     if (applied) {
-        update_pass<I>(launch, decision, scratch.norms.rows);
+        update_pass<I>(launch, scratch.decision, scratch.norms.rows);
+    }
+    // Last, and by the block that has as few chunks as any: nobody waits for it.
+    if (blockIdx.x == 0) {
+        finish<I::KIND>(launch, scratch.decision);
     }
 }
 
@@ -73,9 +90,8 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
     const Launch launch(step, table);
     load_settings<I::KIND>(launch, scratch.decision);
     decide<I::KIND>(launch, scratch.decision, is_generic<I>() ? rescale_exponent(read_largest(step)) : 0);
-    const Decision& decision = scratch.decision.decision;
-    if (decision.outcome == RFD_OUTCOME_APPLIED) {
-        update_pass<I>(launch, decision, scratch.rows);
+    if (scratch.decision.decision.outcome == RFD_OUTCOME_APPLIED) {
+        update_pass<I>(launch, scratch.decision, scratch.rows);
     }
 }
 
@@ -88,7 +104,16 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
     RFD_KERNEL(rfd_norm_##NAME, instance::NAME::BLOCKS) { norm_kernel<instance::NAME>(step, table); }            \
     RFD_KERNEL(rfd_update_##NAME, instance::NAME::BLOCKS) { update_kernel<instance::NAME>(step, table); }
 
+// A part of the device code alone: RFD_PART_INSTANCE names an instance, RFD_PART_COMMON is for what belongs
+// to none.
+#ifdef RFD_PART_INSTANCE
+#define RFD_DEFINE_NAMED(NAME) RFD_DEFINE_INSTANCE(NAME)
+RFD_DEFINE_NAMED(RFD_PART_INSTANCE)
+#elif !defined(RFD_PART_COMMON)
 RFD_INSTANCES(RFD_DEFINE_INSTANCE)
+#endif
+
+#if defined(RFD_PART_RESCALES) || !(defined(RFD_PART_INSTANCE) || defined(RFD_PART_COMMON))
 
 // After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
 RFD_KERNEL(rfd_rescale_max, instance::generic::BLOCKS)
@@ -110,6 +135,9 @@ RFD_KERNEL(rfd_rescale_norm, instance::generic::BLOCKS)
     }
 }
 
+#endif
+#ifndef RFD_PART_INSTANCE
+
 // One block, last of the separate launches: counts the step, which it decides again as the update did, and
 // remembers what the method needs of it.
 RFD_KERNEL(rfd_status, 1)
@@ -118,11 +146,8 @@ RFD_KERNEL(rfd_status, 1)
     const Launch launch(step, table);
     load_settings<Kind::generic>(launch, scratch);
     decide<Kind::generic>(launch, scratch, rescale_exponent(read_largest(step)));
-    if (scratch.decision.outcome == RFD_OUTCOME_APPLIED) {
-        store_history<Kind::generic>(launch, scratch);
-    }
+    finish<Kind::generic>(launch, scratch);
     if (threadIdx.x == 0) {
-        write_status(step, scratch.decision);
         forget_largest(step);
     }
 }
@@ -132,8 +157,10 @@ RFD_KERNEL(rfd_status, 1)
 RFD_KERNEL(rfd_total, 1)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
+    const Launch launch(step, table);
+    load_settings<Kind::generic>(launch, scratch);
     const int exponent = rescale_exponent(read_largest(step));
-    const Totals totals = total_squares<Kind::generic>(Launch(step, table), scratch, exponent);
+    const Totals totals = total_squares<Kind::generic>(launch, scratch, exponent);
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
         RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);
@@ -157,13 +184,16 @@ RFD_KERNEL(rfd_fill_masters, instance::generic::BLOCKS)
     fill_masters(Launch(step, table));
 }
 
-// One block: writes tensors that are passed by value into a table on the device. So a list too long to be
-// passed by value gets there without memory of the host that would have to stay, also when the launch is
-// captured.
-RFD_KERNEL(rfd_store_table, 1)
+// One block: writes what is passed by value in the place of tensors, `chunks` words of it, to the address
+// `tensors`. So lists too long to be passed by value, and settings, get there without memory of the host that
+// would have to stay, also when the launch is captured.
+RFD_KERNEL(rfd_store, 1)
 {
-    RfdTensor* to = reinterpret_cast<RfdTensor*>(step.tensors);
-    for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
-        to[k] = table.tensor[k];
+    const uint64_t* from = reinterpret_cast<const uint64_t*>(table.tensor);
+    uint64_t* to = reinterpret_cast<uint64_t*>(step.tensors);
+    for (uint64_t k = threadIdx.x; k < step.chunks; k += RFD_THREADS) {
+        to[k] = from[k];
     }
 }
+
+#endif

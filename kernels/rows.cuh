@@ -38,10 +38,10 @@ struct RowUnits {
     template <bool FULL>
     __device__ __forceinline__ Unit unit(int line) const
     {
-        const uint32_t at = static_cast<uint32_t>(line) * stride + offset;
         if (FULL) {
-            return {begin + at, RFD_QUAD, true};
+            return {begin + offset + static_cast<uint64_t>(line) * stride, RFD_QUAD, true};
         }
+        const uint32_t at = static_cast<uint32_t>(line) * stride + offset;
         const int left = static_cast<int>(length) - static_cast<int>(at);
         const int count = left > RFD_QUAD ? RFD_QUAD : left < 0 ? 0 : left;
         return {begin + at, count, aligned && count == RFD_QUAD};
@@ -141,6 +141,7 @@ struct RowTensor {
     RfdTensor tensor;
     Variances variances;
     Change change;    // of the update
+    uint64_t applied;  // steps before this one
     uint64_t chunks;
     uint32_t lanes;   // of a row
     uint32_t lines;   // of a row: at most RFD_ROWS
@@ -183,13 +184,13 @@ template <>
 struct RowScratch<Kind::fitted> {};
 
 // w of a row, from its variance after the step.
-RFD_SHARED_CODE inline double row_scale(const RowTensor& here, uint64_t row)
+__device__ __forceinline__ double row_scale(const RowTensor& here, uint64_t row)
 {
     return here.variances.scale(__ldcg(here.variances.rows_after() + row));
 }
 
 // The same once the row's squared gradient, its scale removed, is known: writes the variance.
-RFD_SHARED_CODE inline double next_row_scale(const Variances& variances, uint64_t row, double elements, double squares)
+__device__ __forceinline__ double next_row_scale(const Variances& variances, uint64_t row, double elements, double squares)
 {
     const double average = variances.next(__ldcg(variances.rows_before() + row), squares / elements);
     __stcg(variances.rows_after() + row, average);
@@ -274,14 +275,16 @@ __device__ __forceinline__ double element_of(int format, uint64_t address, uint6
     }
 }
 
-// Squares of a chunk, added from row to row by column, if it tells of columns in the step after so many. By
-// all threads.
-RFD_SHARED_CODE inline void sum_columns(const RowTensor& here, uint64_t chunk, uint64_t applied)
+// Squares of a chunk, added from row to row by column, if it tells of columns in this step. By all threads.
+__device__ __forceinline__ void sum_columns(const RowTensor& here, uint64_t chunk)
 {
+    if (here.variances.columns == 0) {
+        return;
+    }
     const RfdTensor& tensor = here.tensor;
-    const Sample sample(here.chunks, applied);
+    const Sample sample(here.chunks, here.applied);
     const uint64_t index = chunk - tensor.first_chunk;
-    if (here.variances.columns == 0 || !sample.has(index)) {
+    if (!sample.has(index)) {
         return;
     }
     const uint32_t size = here.chunk_size();

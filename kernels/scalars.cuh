@@ -107,11 +107,11 @@ struct View {
     }
 };
 
-// Whether a tensor moves by its velocity.
+// Whether a tensor moves by its velocity. With averages all do.
 template <class I>
 __device__ __forceinline__ bool has_velocity(double velocity_decay)
 {
-    return I::VELOCITY && velocity_decay > 0.0;
+    return I::KIND == Kind::averaged || (I::VELOCITY && velocity_decay > 0.0);
 }
 
 __device__ __forceinline__ double grad_scale_of(const RfdStep& step)

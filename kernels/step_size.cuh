@@ -8,29 +8,50 @@ struct Forces {
     double a;      // s·p·‖g‖, times scale
     double b;      // q·(μ − loss), times scale
     double scale;  // a power of two that keeps both in the range of f64
-    double theta;
 };
 
-__device__ __forceinline__ Forces forces_of(const RfdModel& model, double loss, double grad_norm,
-                                            double inv_batch_size)
+// The signal shares of a mini-batch's loss and gradient.
+struct Shares {
+    double q, p;
+
+    Shares() = default;
+    __device__ __forceinline__ Shares(const RfdModel& model, double inv_batch_size)
+        : q(model.variance / (model.variance + model.noise_variance * inv_batch_size)),
+          p(model.grad_variance / (model.grad_variance + model.noise_grad_variance * inv_batch_size))
+    {
+    }
+};
+
+// How far the loss lies below the mean, and the gradient's norm, both scaled to keep the first finite.
+struct Observed {
+    double scale, gap, grad_norm;
+
+    __device__ __forceinline__ Observed(const RfdModel& model, double loss, double norm)
+        : scale(1.0), gap(model.mean - loss), grad_norm(norm)
+    {
+        if (!is_finite(gap)) {
+            const double quarter = 0.25;
+            scale = quarter;
+            grad_norm = grad_norm * quarter;
+            gap = model.mean * quarter - loss * quarter;
+        }
+    }
+};
+
+__device__ __forceinline__ double theta_of(const Shares& shares, const Observed& observed)
 {
-    const double quarter = 0.25, up = power_of_two(RFD_FORCE_EXPONENT),
-                 down = power_of_two(-RFD_FORCE_EXPONENT), small = RFD_SMALL_FORCE;
-    // The signal shares of a mini-batch's loss and gradient.
-    const double q = model.variance / (model.variance + model.noise_variance * inv_batch_size);
-    const double p = model.grad_variance / (model.grad_variance + model.noise_grad_variance * inv_batch_size);
-    double scale = 1.0, gap = model.mean - loss;
-    if (!is_finite(gap)) {
-        scale = quarter;
-        grad_norm = grad_norm * quarter;
-        gap = model.mean * quarter - loss * quarter;
-    }
-    double theta = (p * grad_norm) / (q * gap);
-    if (theta != theta) {
-        // 0/0: both products underflowed. The shares are at least 1e-100, so scaled up neither does.
-        theta = (p * (grad_norm * up)) / (q * (gap * up));
-    }
-    double a = model.length_scale * (p * grad_norm), b = q * gap;
+    const double up = power_of_two(RFD_FORCE_EXPONENT);
+    const double theta = (shares.p * observed.grad_norm) / (shares.q * observed.gap);
+    // 0/0: both products underflowed. The shares are at least 1e-100, so scaled up neither does.
+    return theta != theta ? (shares.p * (observed.grad_norm * up)) / (shares.q * (observed.gap * up)) : theta;
+}
+
+__device__ __forceinline__ Forces forces_of(const RfdModel& model, const Shares& shares, const Observed& observed)
+{
+    const double up = power_of_two(RFD_FORCE_EXPONENT), down = power_of_two(-RFD_FORCE_EXPONENT),
+                 small = RFD_SMALL_FORCE, p = shares.p, q = shares.q, gap = observed.gap,
+                 grad_norm = observed.grad_norm;
+    double scale = observed.scale, a = model.length_scale * (p * grad_norm), b = q * gap;
     const bool large = !is_finite(a);
     if (large || (a < small && b < small)) {
         const double factor = large ? down : up;
@@ -38,14 +59,15 @@ __device__ __forceinline__ Forces forces_of(const RfdModel& model, double loss, 
         a = model.length_scale * (p * (grad_norm * factor));
         b = q * (gap * factor);
     }
-    return {a, b, scale, theta};
+    return {a, b, scale};
 }
 
 // The minimiser of the conditional expectation, in length scales.
 __device__ __forceinline__ double risk_neutral_step(const RfdModel& model, double a, double b)
 {
-    const double largest = a >= b ? a : b;
-    const double u = step_of_family(model.family, a / largest, b / largest, model.beta);
+    // The larger one over itself is 1.
+    const double ratio = a >= b ? b / a : a / b;
+    const double u = step_of_family(model.family, a >= b ? 1.0 : ratio, a >= b ? ratio : 1.0, model.beta);
     // Rounding must not lift a step over the plateau.
     return u <= model.plateau ? u : model.plateau;
 }

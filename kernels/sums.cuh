@@ -13,8 +13,11 @@ struct Columns {
     {
 #pragma unroll
         for (int c = 0; c < RFD_QUAD; ++c) {
-            // Exact in f64, unless an operand is f64 itself.
-            sum[c] += static_cast<double>(x[c]) * static_cast<double>(y[c]);
+            if constexpr (sizeof(T) == sizeof(double)) {
+                sum[c] += x[c] * y[c];
+            } else {
+                sum[c] = add_exact_product(sum[c], x[c], y[c]);
+            }
         }
     }
 
@@ -42,7 +45,7 @@ struct Columns {
 };
 
 // This leaf's sum of squares of the gradient over a chunk. The scale is for f64 gradients only.
-template <class I, class T, bool FULL>
+template <class I, class T, bool FULL, Lies GRAD = Lies::aligned>
 __device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Chunk& chunk, double scale)
 {
     [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
@@ -50,7 +53,7 @@ __device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Ch
 #pragma unroll ROWS_AT_ONCE
     for (int row = 0; row < RFD_ROWS; ++row) {
         T g[RFD_QUAD];
-        load<Reuse::later>(g, View<I>(tensor).grad, tensor.grad, unit_of<RFD_QUAD, FULL>(chunk, row));
+        load<Reuse::later>(g, View<I>(tensor).grad, tensor.grad, lying<GRAD>(unit_of<RFD_QUAD, FULL>(chunk, row)));
         if constexpr (sizeof(T) == sizeof(double)) {
 #pragma unroll
             for (int c = 0; c < RFD_QUAD; ++c) {
@@ -60,6 +63,14 @@ __device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Ch
         squares.add(g, g);
     }
     return squares.leaf();
+}
+
+// The same of a whole chunk that is not f64.
+template <class I>
+__device__ __forceinline__ double whole_squares(const RfdTensor& tensor, const Chunk& chunk)
+{
+    return chunk.aligned ? leaf_squares<I, float, true>(tensor, chunk, 1.0)
+                         : leaf_squares<I, float, true, Lies::anyhow>(tensor, chunk, 1.0);
 }
 
 // This leaf's four sums for norm lock. The direction is that of the update to come: it needs the decay of the
@@ -99,42 +110,57 @@ __device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const R
     sums[RFD_SUM_DIRECTION] = direction.leaf();
 }
 
-// This thread's sums over its part of a row. The direction is that of the update to come.
-template <class I, class T, bool FULL>
+// This thread's sums over its part of a row. The direction is that of the update to come. LINES, of a full
+// row, is how many it has.
+template <class I, class T, int LINES = 0>
 __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RowTensor& here, const RowUnits& units,
                                          double scale, double decay, double unscale)
 {
     const RfdTensor& tensor = here.tensor;
     const View<I> view(tensor);
     const float* of_columns = here.variances.scales();
-    const int lines = static_cast<int>(here.lines);
+    constexpr bool FULL = LINES > 0;
+    const int lines = FULL ? LINES : static_cast<int>(here.lines);
     const bool moves = has_velocity<I>(decay), locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
     const T narrow_decay = narrowed<T>(decay), narrow_unscale = narrowed<T>(unscale);
     Columns squares, direction, parameter, product, weighted;
-#pragma unroll 1
-    for (int line = 0; line < lines; ++line) {
-        const Unit unit = units.unit<FULL>(line);
-        T g[RFD_QUAD], d[RFD_QUAD], scaled[RFD_QUAD];
-        float u[RFD_QUAD];
-        load<Reuse::later>(g, view.grad, tensor.grad, unit);
-        if (moves) {
-            load<Reuse::later>(d, view.state(), tensor.velocity, unit);
-        }
-        units.scales<FULL>(u, of_columns, line);
+    constexpr int AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
+#pragma unroll AT_ONCE
+    for (int first = 0; first < lines; first += AT_ONCE) {
+        T g[AT_ONCE][RFD_QUAD], d[AT_ONCE][RFD_QUAD], scaled[RFD_QUAD];
+        float u[AT_ONCE][RFD_QUAD];
 #pragma unroll
-        for (int c = 0; c < RFD_QUAD; ++c) {
-            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
-            d[c] = moves ? next_velocity(d[c], g[c], narrow_decay, narrow_unscale, view.state()) : g[c];
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (AT_ONCE == 1 || first + i < lines) {
+                const Unit unit = units.unit<FULL>(first + i);
+                load<Reuse::later>(g[i], view.grad, tensor.grad, unit);
+                if (moves) {
+                    load<Reuse::later>(d[i], view.state(), tensor.velocity, unit);
+                }
+                units.scales<FULL>(u[i], of_columns, first + i);
+            }
         }
-        squares.add(scaled, scaled);
-        direction.add(d, d, u);
-        if constexpr (is_generic<I>()) {
-            if (locks) {
-                T p[RFD_QUAD];
-                load<Reuse::later>(p, view.param, view.weights, unit);
-                parameter.add(p, p);
-                product.add(p, d, u);
-                weighted.add_twice(d, d, u);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (AT_ONCE > 1 && first + i >= lines) {
+                continue;
+            }
+#pragma unroll
+            for (int c = 0; c < RFD_QUAD; ++c) {
+                scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[i][c] * scale) : g[i][c];
+                d[i][c] = moves ? next_velocity(d[i][c], g[i][c], narrow_decay, narrow_unscale, view.state()) : g[i][c];
+            }
+            squares.add(scaled, scaled);
+            direction.add(d[i], d[i], u[i]);
+            if constexpr (is_generic<I>()) {
+                static_assert(AT_ONCE == 1);
+                if (locks) {
+                    T p[RFD_QUAD];
+                    load<Reuse::later>(p, view.param, view.weights, units.unit<FULL>(first));
+                    parameter.add(p, p);
+                    product.add(p, d[i], u[i]);
+                    weighted.add_twice(d[i], d[i], u[i]);
+                }
             }
         }
     }
@@ -160,12 +186,14 @@ __device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], cons
     const RowUnits units = here.units(chunk, addresses);
     if (view.in_f64()) {
         if constexpr (is_generic<I>()) {
-            leaf_row<I, double, false>(sums, here, units, scale, decay, unscale);
+            leaf_row<I, double>(sums, here, units, scale, decay, unscale);
         }
-    } else if (!is_generic<I>() && here.is_full(chunk, addresses)) {
-        leaf_row<I, float, true>(sums, here, units, scale, decay, unscale);
+    } else if (!is_generic<I>() && here.lines == 4 && here.is_full(chunk, addresses)) {
+        leaf_row<I, float, 4>(sums, here, units, scale, decay, unscale);
+    } else if (!is_generic<I>() && here.lines == 3 && here.is_full(chunk, addresses)) {
+        leaf_row<I, float, 3>(sums, here, units, scale, decay, unscale);
     } else {
-        leaf_row<I, float, false>(sums, here, units, scale, decay, unscale);
+        leaf_row<I, float>(sums, here, units, scale, decay, unscale);
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {
@@ -209,7 +237,16 @@ __device__ __forceinline__ int leaf_sums(double (&sums)[sums_of(I::KIND)], const
         }
     }
     const Chunk chunk = cursor.chunk(index, tensor.grad);
-    sums[0] = is_full(chunk) ? leaf_squares<I, float, true>(tensor, chunk, scale)
-                             : leaf_squares<I, float, false>(tensor, chunk, scale);
+    if (chunk.count < RFD_CHUNK) {
+        sums[0] = leaf_squares<I, float, false>(tensor, chunk, scale);
+    } else if constexpr (is_generic<I>()) {
+        switch (grad_format(tensor)) {
+        case RFD_DTYPE_F32: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_F32, false>>(tensor, chunk); break;
+        case RFD_DTYPE_F16: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_F16, false>>(tensor, chunk); break;
+        default: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_BF16, false>>(tensor, chunk);
+        }
+    } else {
+        sums[0] = whole_squares<I>(tensor, chunk);
+    }
     return 1;
 }

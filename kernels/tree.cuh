@@ -40,7 +40,7 @@ __device__ __forceinline__ double join_groups(const double (&group)[RFD_WARPS])
 // Folds a list with one warp; the result is in its lane 0. Each lane stands for the eight leaves that are 32
 // apart, and takes four of them at a time: as many loads and trees are under way at once, and all eight would
 // need registers that others lack.
-RFD_SHARED_CODE inline double fold_by_warp(const double* terms, uint32_t count)
+__device__ __forceinline__ double fold_by_warp(const double* terms, uint32_t count)
 {
     const uint32_t lane = threadIdx.x % 32;
     double total = 0.0;

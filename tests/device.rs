@@ -705,12 +705,25 @@ fn a_step_leaves_nothing_to_the_host_and_launches_once() {
         let expected =
             ["rfd_norm_generic", "rfd_rescale_max", "rfd_rescale_norm", "rfd_update_generic", "rfd_status"];
         assert_eq!(shim.take_counts().launches, expected);
-        let mut fixture = Fixture::new(&executor, &[300], DType::F32, plain());
+        // what is refused is tried again after a while; one block needs nobody's leave
+        let mut fixture = Fixture::new(&executor, &[300, 20_000], DType::F32, plain());
+        let mut alone = Fixture::new(&executor, &[300], DType::F32, plain());
         shim.set_options(ShimOptions { refuses: true, ..ShimOptions::default() });
         shim.take_counts();
         fixture.step_device(2.0).unwrap();
         assert_eq!(shim.take_counts().launches, ["rfd_norm_f32", "rfd_update_f32", "rfd_status"]);
         assert!(!fixture.on_device.is_cooperative());
+        alone.step_device(2.0).unwrap();
+        assert_eq!(shim.take_counts().launches, ["rfd_step_f32"]);
+        shim.set_options(ShimOptions::default());
+        let apart = (0..200).take_while(|_| {
+            fixture.step_device(2.0).unwrap();
+            shim.take_counts().launches != ["rfd_step_f32"]
+        });
+        assert_eq!(apart.count(), 99);
+        // settings are written in one launch
+        fixture.on_device.set_multiplier(0.5, Stream::DEFAULT).unwrap();
+        assert_eq!(shim.take_counts().launches, ["rfd_store"]);
         shim.set_options(ShimOptions { cooperative: false, ..ShimOptions::default() });
         assert!(!Fixture::new(&executor, &[3], DType::F32, plain()).on_device.is_cooperative());
         shim.set_options(ShimOptions { blocks: 0, ..ShimOptions::default() });
@@ -736,7 +749,7 @@ fn long_lists_are_stored_once_for_eager_steps_and_by_every_captured_one() {
         let launches = |fixture: &mut Fixture| {
             shim.take_counts();
             fixture.step_device(2.0).unwrap();
-            shim.take_counts().launches.iter().filter(|name| *name == "rfd_store_table").count()
+            shim.take_counts().launches.iter().filter(|name| *name == "rfd_store").count()
         };
         assert_eq!([launches(&mut fixture), launches(&mut fixture)], [3, 0]);
         capture(true);

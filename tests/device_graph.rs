@@ -14,7 +14,8 @@ use device_support::*;
 use rfdescent::covariance::{Family, Model};
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
-    Adaptive, DeviceOptimizer, Method, Optimizer, Options, RawInput, RawNumber, StepInput, TensorSpec,
+    Adaptive, DeviceOptimizer, Fitted, Method, Optimizer, Options, RawInput, RawNumber, RawTensor, StepInput,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef};
 
@@ -146,6 +147,57 @@ fn replays_of_separate_launches() {
 fn replays_with_a_table_on_the_device() {
     replays_match_the_cpu(published(), &[70; 1000], true);
     replays_match_the_cpu(Adaptive::default(), &[70; 1000], true);
+}
+
+/// Freeing memory, or waiting for the device, would break the capture of another stream.
+#[test]
+fn an_optimizer_may_be_dropped_while_another_stream_is_captured() {
+    let _alone = alone();
+    let Some(executor) = cuda() else { return };
+    let raw = stream();
+    let make = || {
+        let spec = vec![TensorSpec::new("t", &[10], DType::F32)];
+        DeviceOptimizer::new(
+            Fitted::new(published()).with_momentum(0.5),
+            Options::default(),
+            spec,
+            &executor.device,
+        )
+        .unwrap()
+    };
+    let (first, second) = (make(), make());
+    let graph = capture(raw, || {
+        drop(first);
+        std::thread::spawn(|| drop(second)).join().unwrap();
+    });
+    // SAFETY: the graph is whole, the stream live.
+    check(unsafe { sys::cuGraphLaunch(graph, raw) });
+    executor.device.synchronize(Stream::from_raw(raw as u64)).unwrap();
+    drop(make());
+}
+
+/// Of what kind a list is shows in its first step, which may be a captured one.
+#[test]
+fn kernels_may_be_loaded_in_a_capture() {
+    let _alone = alone();
+    // A device of its own, that has loaded nothing yet.
+    let Some(_) = cuda() else { return };
+    let device = rfdescent::cuda::device(0).unwrap();
+    let raw = stream();
+    let stream = Stream::from_raw(raw as u64);
+    let (params, grads) = (device.allocate(4 * 5000).unwrap(), device.allocate(8 * 5000).unwrap());
+    let spec = vec![TensorSpec::new("t", &[5000], DType::F32)];
+    let mut optimizer = DeviceOptimizer::new(published(), Options::default(), spec, &device).unwrap();
+    assert_eq!(optimizer.kernels(), "f32");
+    let tensors = [RawTensor::new(params.address(), grads.address(), DType::F64)];
+    let graph = capture(raw, || {
+        // SAFETY: both buffers live until the work on them is done.
+        unsafe { optimizer.step(&tensors, &RawInput::new(2.0), stream).unwrap() };
+    });
+    assert_eq!(optimizer.kernels(), "generic");
+    // SAFETY: the graph is whole, the stream live.
+    check(unsafe { sys::cuGraphLaunch(graph, raw) });
+    assert!(optimizer.wait_report(stream).unwrap().is_some());
 }
 
 /// A thread without a current context has none after a call, and one with another context has that one.

@@ -38,12 +38,16 @@ fn sources_hash(kernels: &Path) -> String {
 #[test]
 fn the_ptx_was_made_from_the_sources() {
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let ptx = fs::read_to_string(kernels.join("prebuilt/rfd_step.ptx")).unwrap();
-    let line = ptx.lines().next().unwrap_or_default();
     let hash = sources_hash(&kernels);
-    assert!(
-        line.contains(&hash),
-        "the kernels' sources have the hash {hash}, kernels/prebuilt/rfd_step.ptx begins with\n  {line}\n\
-         run scripts/build-ptx and commit the file"
-    );
+    for file in fs::read_dir(kernels.join("prebuilt")).unwrap() {
+        let file = file.unwrap().path();
+        let ptx = fs::read_to_string(&file).unwrap();
+        let line = ptx.lines().next().unwrap_or_default();
+        assert!(
+            line.contains(&hash),
+            "the kernels' sources have the hash {hash}, {} begins with\n  {line}\n\
+             run scripts/build-ptx and commit the files",
+            file.display()
+        );
+    }
 }

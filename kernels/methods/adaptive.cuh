@@ -9,9 +9,12 @@ struct Adaptive {
     template <Kind KIND>
     struct Scratch {
         RfdHistory history;  // after the step
+        double promise;      // what the step promises at most
+        double squared;      // squared Σ-norm of the averaged gradient
+        Totals totals;
     };
 
-    static __device__ __forceinline__ bool accepts(const RfdStep&) { return true; }
+    static __device__ __forceinline__ bool accepts(const RfdStep&, const RfdSettings&) { return true; }
 
     // The velocity is the sum that the averaged gradient is made of.
     static __device__ __forceinline__ bool accepts(const RfdStep& step, const RfdGroup& group)
@@ -38,19 +41,48 @@ struct Adaptive {
         return variances;
     }
 
+    // All that follows from the loss.
+    template <Kind KIND>
+    static __device__ __forceinline__ void prepare(const Launch& launch, DecisionScratch<KIND>& scratch)
+    {
+        const RfdAdaptive& adaptive = launch.step.adaptive;
+        const Decision& decision = scratch.decision;
+        Scratch<KIND>& own = scratch;
+        own.history = observed(adaptive, *history_after(launch.step, decision.applied), decision.applied, decision.loss);
+        // A mean of losses at the bound may be rounded below it.
+        const double loss = own.history.loss / (1.0 - own.history.loss_rest);
+        own.promise = adaptive.loss_share * fmax(loss - floor_of(adaptive), 0.0);
+    }
+
+    template <Kind KIND>
+    static __device__ __forceinline__ void complete_report(const Launch&, DecisionScratch<KIND>& scratch)
+    {
+        Decision& decision = scratch.decision;
+        const Scratch<KIND>& own = scratch;
+        if (decision.outcome == RFD_OUTCOME_APPLIED) {
+            // That of the averaged gradient; of a skipped step that of the gradient.
+            decision.theta = RFD_F64_INFINITY;
+            decision.sigma_norm = sqrt(own.squared);
+        } else {
+            decision.sigma_norm = quotient(sqrt(own.totals.sigma) * power_of_two(own.totals.exponent), scratch.grad_scale);
+        }
+    }
+
     // By all threads.
     template <Kind KIND>
-    RFD_SHARED_CODE static void decide(const Launch launch, DecisionScratch<KIND>& scratch, const Totals totals)
+    static __device__ __forceinline__ void decide(const Launch launch, DecisionScratch<KIND>& scratch, const Totals totals)
     {
         const RfdStep& step = launch.step;
         const RfdAdaptive& adaptive = step.adaptive;
         const RfdTensor* tensors = launch.tensors;
         Decision& decision = scratch.decision;
         double squared = 0.0;
+        bool fits = true;
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
+            const RfdTensorHistory tensor = observed(launch, decision, k);
+            fits = fits && is_finite(tensor.squares);
             if (tensors[k].flags & RFD_TENSOR_COUNTS && launch.chunks_of(k) > 0) {
-                const RfdTensorHistory tensor = observed(launch, decision, k);
-                const RfdGroup& group = launch.group(tensors[k].group);
+                const RfdGroup group = scratch.group(launch, tensors[k].group);
                 const double average = (1.0 - adaptive.averaging) / (1.0 - tensor.average_rest);
                 const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + k);
                 squared += group.multiplier * (group.length_scale_factor * group.length_scale_factor) *
@@ -59,33 +91,26 @@ struct Adaptive {
         }
         squared = fold_by_block(scratch.euclidean, squared);
         if (threadIdx.x == 0) {
-            const double unit = power_of_two(totals.exponent), grad_scale = grad_scale_of(step);
-            decision.grad_norm = sqrt(totals.euclidean) * unit / grad_scale;
-            decision.sigma_norm = sqrt(totals.sigma) * unit / grad_scale;
+            const double norm = sqrt(totals.euclidean) * power_of_two(totals.exponent);
+            decision.grad_norm = quotient(norm, scratch.grad_scale);
             conclude<KIND>(launch, scratch, totals, squared);
         }
         __syncthreads();
-        bool fits = true;
-        for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
-            fits = fits && is_finite(observed(launch, decision, k).squares) &&
-                   fits_velocities(decision, launch.group(tensors[k].group), scale(launch, decision, k));
+        for (uint32_t k = threadIdx.x; scratch.moves && k < step.tensor_count; k += RFD_THREADS) {
+            fits = fits && fits_velocities(decision, scratch.group(launch, tensors[k].group), scale(launch, decision, k));
         }
         refuse_unless(fits, decision);
-        if (threadIdx.x == 0 && decision.outcome == RFD_OUTCOME_APPLIED) {
-            // That of the averaged gradient; of a skipped step that of the gradient.
-            decision.sigma_norm = sqrt(squared);
-        }
     }
 
     // What a tensor's velocity is multiplied with beside what all tensors share, and what rows and columns
     // are. After decide.
-    RFD_SHARED_CODE static double scale(const Launch launch, const Decision& decision, uint32_t k)
+    static __device__ __forceinline__ double scale(const Launch launch, const Decision& decision, uint32_t k)
     {
         return launch.chunks_of(k) > 0 ? length_of_average(launch.step.adaptive, observed(launch, decision, k)) : 0.0;
     }
 
     // Writes averages and scales of up to RFD_THREADS columns. By all threads, after decide.
-    RFD_SHARED_CODE static void fold_columns(const Launch launch, const Decision& decision, uint32_t k,
+    static __device__ __forceinline__ void fold_columns(const Launch launch, const Decision& decision, uint32_t k,
                                              const Variances variances, uint64_t slice)
     {
         const uint64_t column = slice * RFD_THREADS + threadIdx.x;
@@ -112,7 +137,7 @@ struct Adaptive {
 
     // Writes what is remembered after an applied step, to where no block reads during this one. By one block.
     template <Kind KIND>
-    RFD_SHARED_CODE static void store_history(const Launch launch, const DecisionScratch<KIND>& scratch)
+    static __device__ __forceinline__ void store_history(const Launch launch, const DecisionScratch<KIND>& scratch)
     {
         const Decision& decision = scratch.decision;
         RfdHistory* next = history_after(launch.step, decision.applied + 1);
@@ -336,8 +361,11 @@ private:
     {
         const RfdStep& step = launch.step;
         const RfdAdaptive& adaptive = step.adaptive;
-        const RfdSettings& settings = settings_of(step);
+        const RfdSettings& settings = scratch.settings;
         Decision& decision = scratch.decision;
+        Scratch<KIND>& own = scratch;
+        own.totals = totals;
+        own.squared = squared;
         if (!totals.finite) {
             decision.outcome = RFD_OUTCOME_NON_FINITE_GRADIENT;
         } else if (!scratch.valid) {
@@ -351,24 +379,18 @@ private:
         } else if (totals.exponent != 0) {
             decision.outcome = RFD_OUTCOME_OUT_OF_RANGE;
         } else {
-            RfdHistory history = observed(adaptive, *history_after(step, decision.applied), decision.applied,
-                                          decision.loss);
-            // A mean of losses at the bound may be rounded below it.
-            const double loss = history.loss / (1.0 - history.loss_rest);
-            const double promise = adaptive.loss_share * fmax(loss - floor_of(adaptive), 0.0);
-            const bool by_loss = has_floor(adaptive, history) && promise < adaptive.largest_rate * squared;
-            const double full = by_loss ? promise / squared : adaptive.largest_rate;
+            RfdHistory& history = own.history;
+            const bool by_loss = has_floor(adaptive, history) && own.promise < adaptive.largest_rate * squared;
+            const double full = by_loss ? own.promise / squared : adaptive.largest_rate;
             const double norm = sqrt(squared);
             const double rate = history.trust * (ramp(adaptive, decision.applied) * full) * settings.multiplier;
             const double step_size = fmin(rate * norm, fmin(settings.max_step_size, RFD_F64_MAX));
             const bool by_size = step_size < rate * norm;
             const double learning_rate = by_size ? step_size / norm : rate;
             history.promised += step_size * norm;
-            static_cast<Scratch<KIND>&>(scratch).history = history;
             if (is_finite(squared) && is_finite(learning_rate) && is_finite(history.sum) &&
                 is_finite(history.squares) && is_finite(history.promised) && is_finite(history.sum_before) &&
                 is_finite(history.squares_before) && is_finite(history.promised_before)) {
-                decision.theta = RFD_F64_INFINITY;
                 decision.step_size = step_size;
                 decision.learning_rate = learning_rate;
                 decision.prescaled_rate = learning_rate * decision.unscale;

@@ -21,21 +21,41 @@ struct Fitted : WithoutRows {
 
     template <Kind KIND>
     struct Scratch {
+        Shares shares;
         Forces forces;
         double scaled_sigma;  // Σ-norm of the gradients as given
         typename Either<KIND == Kind::generic, SearchScratch, NoSearch>::Type search;
     };
 
     // Whether the settings that only this method has are in their domains.
-    static __device__ __forceinline__ bool accepts(const RfdStep& step)
+    static __device__ __forceinline__ bool accepts(const RfdStep& step, const RfdSettings& settings)
     {
-        const double inv_batch_size = settings_of(step).inv_batch_size;
+        const double inv_batch_size = settings.inv_batch_size;
         return inv_batch_size >= 0.0 && inv_batch_size <= 1.0 && is_family(step.model.family) &&
                step.model.mode <= RFD_MODE_CLIPPED_A_RFD;
     }
 
     // Any momentum will do.
     static __device__ __forceinline__ bool accepts(const RfdStep&, const RfdGroup&) { return true; }
+
+    template <Kind KIND>
+    static __device__ __forceinline__ void prepare(const Launch& launch, DecisionScratch<KIND>& scratch)
+    {
+        static_cast<Scratch<KIND>&>(scratch).shares = Shares(launch.step.model, scratch.settings.inv_batch_size);
+    }
+
+    template <Kind KIND>
+    static __device__ __forceinline__ void complete_report(const Launch& launch, DecisionScratch<KIND>& scratch)
+    {
+        const RfdModel& model = launch.step.model;
+        Decision& decision = scratch.decision;
+        if (decision.outcome == RFD_OUTCOME_APPLIED) {
+            const Observed observed(model, decision.loss, decision.sigma_norm);
+            decision.theta = decision.loss >= model.mean
+                                 ? RFD_F64_INFINITY
+                                 : theta_of(static_cast<Scratch<KIND>&>(scratch).shares, observed);
+        }
+    }
 
     // By all threads.
     template <Kind KIND>
@@ -46,31 +66,33 @@ struct Fitted : WithoutRows {
         const RfdModel& model = step.model;
         Decision& decision = scratch.decision;
         Scratch<KIND>& own = scratch;
-        if (threadIdx.x == 0) {
-            observe<KIND>(launch, scratch, totals);
-        }
-        double u = 0.0;
-        const bool cautious = KIND == Kind::generic && model.quantile > 0.0;
         if constexpr (KIND == Kind::generic) {
+            if (threadIdx.x == 0) {
+                observe<KIND>(launch, scratch, totals);
+            }
             __syncthreads();
-            if (cautious && decision.outcome == RFD_OUTCOME_APPLIED) {
-                const Objective objective(model, own.forces, settings_of(step).inv_batch_size);
-                u = conservative_step(objective, own.search);
+            if (model.quantile > 0.0 && decision.outcome == RFD_OUTCOME_APPLIED) {
+                const Objective objective(model, own.forces, scratch.settings.inv_batch_size);
+                conservative_step(objective, own.search);
             }
         }
-        if (threadIdx.x == 0 && decision.outcome == RFD_OUTCOME_APPLIED) {
-            const bool at_mean = decision.loss >= model.mean;
-            decision.theta = at_mean ? RFD_F64_INFINITY : own.forces.theta;
-            if (!cautious) {
-                u = at_mean ? model.plateau : step_of_mode(model, own.forces);
+        if (threadIdx.x == 0) {
+            if constexpr (KIND != Kind::generic) {
+                observe<KIND>(launch, scratch, totals);
             }
-            const double step_size = fmin(model.length_scale * u, RFD_F64_MAX);
-            step_along_gradient(decision, settings_of(step), step_size, own.scaled_sigma);
+            if (decision.outcome == RFD_OUTCOME_APPLIED) {
+                const double u = step_length<KIND>(model, decision, own);
+                const double step_size = fmin(model.length_scale * u, RFD_F64_MAX);
+                step_along_gradient(decision, scratch.settings, step_size, own.scaled_sigma);
+            }
         }
         __syncthreads();
+        if (!scratch.moves) {
+            return;
+        }
         bool fits = true;
         for (uint32_t i = threadIdx.x; i < step.group_count; i += RFD_THREADS) {
-            fits = fits && fits_velocities(decision, launch.group(i), 1.0);
+            fits = fits && fits_velocities(decision, scratch.group(launch, i), 1.0);
         }
         refuse_unless(fits, decision);
     }
@@ -85,17 +107,34 @@ struct Fitted : WithoutRows {
     }
 
 private:
+    // In length scales, before the multiplier. By thread 0.
+    template <Kind KIND>
+    static __device__ __forceinline__ double step_length(const RfdModel& model, const Decision& decision,
+                                                         const Scratch<KIND>& own)
+    {
+        if constexpr (KIND == Kind::generic) {
+            if (model.quantile > 0.0) {
+                return own.search.best[0].u;
+            }
+        }
+        return decision.loss >= model.mean ? model.plateau : step_of_mode(model, own.forces);
+    }
+
     // The norms and whether there can be a step. By thread 0.
     template <Kind KIND>
     static __device__ __forceinline__ void observe(const Launch& launch, DecisionScratch<KIND>& scratch,
                                                    const Totals& totals)
     {
-        const double grad_scale = grad_scale_of(launch.step), unit = power_of_two(totals.exponent);
+        const RfdModel& model = launch.step.model;
+        const double grad_scale = scratch.grad_scale, unit = power_of_two(totals.exponent);
         Decision& decision = scratch.decision;
         Scratch<KIND>& own = scratch;
         own.scaled_sigma = sqrt(totals.sigma) * unit;
-        decision.grad_norm = sqrt(totals.euclidean) * unit / grad_scale;
-        decision.sigma_norm = own.scaled_sigma / grad_scale;
+        decision.sigma_norm = quotient(own.scaled_sigma, grad_scale);
+        // The same number as long as all factors are 1 and all tensors count.
+        decision.grad_norm = totals.euclidean == totals.sigma
+                                 ? decision.sigma_norm
+                                 : quotient(sqrt(totals.euclidean) * unit, grad_scale);
         if (!totals.finite) {
             decision.outcome = RFD_OUTCOME_NON_FINITE_GRADIENT;
         } else if (!scratch.valid) {
@@ -108,9 +147,8 @@ private:
             decision.outcome = RFD_OUTCOME_ZERO_GRADIENT;
         } else {
             // Above μ the step is the one at μ.
-            const double loss = fmin(decision.loss, launch.step.model.mean);
-            own.forces = forces_of(launch.step.model, loss, decision.sigma_norm,
-                                       settings_of(launch.step).inv_batch_size);
+            const Observed observed(model, fmin(decision.loss, model.mean), decision.sigma_norm);
+            own.forces = forces_of(model, own.shares, observed);
         }
     }
 };

@@ -33,12 +33,13 @@ T& block_shared()
     return *static_cast<T*>(shim::shared_memory(sizeof(T)));
 }
 
-inline void grid_barrier() { shim::grid_barrier(); }
+inline void grid_barrier() { gridDim.x == 1 ? shim::block_barrier() : shim::grid_barrier(); }
 inline void __syncthreads() { shim::block_barrier(); }
 inline int __syncthreads_and(int value) { return shim::block_all(value != 0); }
 inline void __syncwarp() { shim::warp_exchange(shim::Collective::barrier, 0); }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void system_fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
+inline void prefetch(uint64_t) {}
+inline double add_exact_product(double sum, double x, double y) { return sum + x * y; }
 
 // The kernels only use whole warps.
 inline void whole_warp(uint32_t mask) { shim::expect(mask == 0xFFFFFFFFu, "a collective of part of a warp"); }
@@ -68,10 +69,14 @@ inline uint32_t __ballot_sync(uint32_t mask, bool value)
     return ballot;
 }
 
+inline uint32_t __popc(uint32_t x) { return static_cast<uint32_t>(std::popcount(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 
-inline uint32_t atomicAdd(uint32_t* to, uint32_t x) { return std::atomic_ref(*to).fetch_add(x); }
+inline uint32_t add_in_order(uint32_t* counter, uint32_t x)
+{
+    return std::atomic_ref(*counter).fetch_add(x, std::memory_order_acq_rel);
+}
 
 inline unsigned long long atomicMax(unsigned long long* to, unsigned long long x)
 {

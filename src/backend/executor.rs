@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::abi::{RfdStep, RfdTable};
-use super::kernels::{ENTRIES, Entry};
+use super::kernels::{ENTRIES, Entry, PARTS};
 pub(crate) use super::kernels::{Instance, InstanceKind, Kernel};
 use crate::error::{Error, Result};
 
@@ -35,6 +35,11 @@ impl Stream {
 }
 
 impl Kernel {
+    /// All of them, in the order of [`Kernel::NAMES`].
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..Self::NAMES.len()).map(Self::at)
+    }
+
     pub fn name(self) -> &'static CStr {
         Self::NAMES[self.index()]
     }
@@ -54,6 +59,17 @@ impl Instance {
         let fits =
             |entry: &&Entry| (entry.kind, entry.param, entry.grad, entry.master, entry.velocity) == wanted;
         ENTRIES.iter().find(fits).map_or(Instance::Generic, |entry| entry.instance)
+    }
+
+    /// One whose norm pass sums the squares of tensors of this format, without rows.
+    pub fn of_sums(format: u32) -> Self {
+        let fits = |entry: &&Entry| entry.kind == InstanceKind::Fitted && entry.grad == format;
+        ENTRIES.iter().find(fits).map_or(Instance::Generic, |entry| entry.instance)
+    }
+
+    /// Its name in `kernels/instances.h`.
+    pub fn name(self) -> &'static str {
+        PARTS[Kernel::step(self).part()]
     }
 }
 
@@ -134,8 +150,9 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// done.
     unsafe fn fill(&self, address: u64, word: u32, count: usize, stream: Stream) -> Result<()>;
 
-    /// How many blocks of a kernel the device holds at a time.
-    fn resident_blocks(&self, kernel: Kernel) -> u32;
+    /// How many blocks of a kernel the device holds at a time. Its code is loaded then: what has been asked
+    /// for need not be loaded in a step.
+    fn resident_blocks(&self, kernel: Kernel) -> Result<u32>;
 
     /// Whether the device has launches whose blocks can wait for one another.
     fn cooperative(&self) -> bool;

@@ -61,15 +61,23 @@ impl Kernel {
         c"rfd_status",
         c"rfd_fill_masters",
         c"rfd_measure",
-        c"rfd_store_table",
+        c"rfd_store",
     ];
+    /// The part of the device code that has it, by its place in [`PARTS`].
+    pub const fn part(self) -> usize {
+        const PART: [usize; 34] = [
+            0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9,
+            9, 9,
+        ];
+        PART[self.0]
+    }
     pub const RESCALE_MAX: Kernel = Kernel(27);
     pub const RESCALE_NORM: Kernel = Kernel(28);
     pub const TOTAL: Kernel = Kernel(29);
     pub const STATUS: Kernel = Kernel(30);
     pub const FILL_MASTERS: Kernel = Kernel(31);
     pub const MEASURE: Kernel = Kernel(32);
-    pub const STORE_TABLE: Kernel = Kernel(33);
+    pub const STORE: Kernel = Kernel(33);
     pub const fn step(instance: Instance) -> Self {
         ENTRIES[instance as usize].step
     }
@@ -79,11 +87,44 @@ impl Kernel {
     pub const fn update(instance: Instance) -> Self {
         ENTRIES[instance as usize].update
     }
+    /// The one at a place in [`Self::NAMES`].
+    pub const fn at(index: usize) -> Self {
+        Self(index)
+    }
     /// Its place in [`Self::NAMES`].
     pub const fn index(self) -> usize {
         self.0
     }
 }
+/// The parts that device code is compiled and loaded in.
+pub(crate) const PARTS: [&str; 10] = [
+    "f32",
+    "f32_momentum",
+    "f32_averaged",
+    "bf16_master",
+    "bf16_master_momentum",
+    "bf16_master_averaged",
+    "bf16",
+    "f16_master",
+    "generic",
+    "common",
+];
+/// The place of the one that belongs to no instance.
+pub(crate) const COMMON: usize = 9;
+/// PTX for compute capability 7.0 and newer, part by part.
+#[cfg(feature = "cuda")]
+pub(crate) const PTX: [&str; 10] = [
+    include_str!("../../kernels/prebuilt/f32.ptx"),
+    include_str!("../../kernels/prebuilt/f32_momentum.ptx"),
+    include_str!("../../kernels/prebuilt/f32_averaged.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master_momentum.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master_averaged.ptx"),
+    include_str!("../../kernels/prebuilt/bf16.ptx"),
+    include_str!("../../kernels/prebuilt/f16_master.ptx"),
+    include_str!("../../kernels/prebuilt/generic.ptx"),
+    include_str!("../../kernels/prebuilt/common.ptx"),
+];
 /// What an instance is compiled for, and as.
 #[derive(Debug)]
 pub(crate) struct Entry {

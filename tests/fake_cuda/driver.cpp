@@ -65,6 +65,20 @@ bool any_capture()
     return false;
 }
 
+// CU_STREAM_CAPTURE_MODE_GLOBAL and _RELAXED.
+constexpr int GLOBAL_MODE = 0, RELAXED = 2;
+thread_local int capture_mode = GLOBAL_MODE;
+
+// What a capture in global mode forbids to all threads that have not said that they know.
+void forbid_unless_relaxed(const char* what)
+{
+    require_context();
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (capture_mode != RELAXED && any_capture()) {
+        broken("forbidden in a capture:", what);
+    }
+}
+
 void forbid_in_capture(const char* what)
 {
     require_context();
@@ -255,7 +269,7 @@ int cuCtxSynchronize()
 
 int cuModuleLoadDataEx(void** module, const void* image, unsigned count, const int* options, void** values)
 {
-    forbid_in_capture("cuModuleLoadDataEx");
+    forbid_unless_relaxed("cuModuleLoadDataEx");
     // CU_JIT_ERROR_LOG_BUFFER and CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES
     if (count != 2 || options[0] != 5 || options[1] != 6 || reinterpret_cast<uintptr_t>(values[1]) < 64) {
         broken("options of the compiler");
@@ -278,7 +292,7 @@ int cuModuleUnload(void* module)
 
 int cuModuleGetFunction(void** function, void* module, const char* name)
 {
-    forbid_in_capture("cuModuleGetFunction");
+    forbid_unless_relaxed("cuModuleGetFunction");
     if (std::strstr(static_cast<const char*>(module), (std::string(".entry ") + name + "(").c_str()) == nullptr) {
         return NOT_FOUND;
     }
@@ -366,9 +380,15 @@ int cuMemAlloc_v2(uint64_t* address, size_t size)
     return SUCCESS;
 }
 
+int cuThreadExchangeStreamCaptureMode(int* mode)
+{
+    std::swap(*mode, capture_mode);
+    return SUCCESS;
+}
+
 int cuMemFree_v2(uint64_t address)
 {
-    require_context();
+    forbid_unless_relaxed("cuMemFree");
     const std::lock_guard<std::mutex> lock(mutex);
     if (device_memory.erase(address) == 0) {
         broken("memory freed twice");
@@ -400,7 +420,7 @@ int cuMemHostGetDevicePointer_v2(uint64_t* address, void* memory, unsigned)
 
 int cuMemFreeHost(void* memory)
 {
-    require_context();
+    forbid_in_capture("cuMemFreeHost");
     const std::lock_guard<std::mutex> lock(mutex);
     if (host_memory.erase(reinterpret_cast<uint64_t>(memory)) == 0) {
         broken("host memory freed twice");

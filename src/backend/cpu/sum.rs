@@ -139,7 +139,7 @@ impl Leaves {
             len => len.div_ceil(GROUP).next_power_of_two() * GROUP,
         };
         self.fill(all);
-        // SAFETY: `push` and `fill` have written as many from the first on; f64 and `MaybeUninit` of it lie alike.
+        // SAFETY: `push` and `fill` have written as many from the first on; f64 lies as `MaybeUninit` of it.
         let leaves = unsafe { std::slice::from_raw_parts_mut(self.list.as_mut_ptr().cast::<f64>(), all) };
         tree(leaves)
     }

@@ -189,3 +189,30 @@ impl Drop for Bound {
         let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
     }
 }
+
+/// While it lives this thread may do what a capture in global mode, of whatever stream, would forbid: nothing
+/// of it touches the stream that is captured.
+pub(super) struct Relaxed {
+    before: sys::CUstreamCaptureMode,
+    /// The mode is one of this thread.
+    thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Relaxed {
+    pub fn new() -> Result<Self> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: one number is exchanged.
+        check("cuThreadExchangeStreamCaptureMode", unsafe {
+            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+        })?;
+        Ok(Self { before: mode, thread: std::marker::PhantomData })
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        let _ = self.thread;
+        // SAFETY: one number is exchanged, on the thread that `new` has exchanged it on.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}

@@ -10,11 +10,11 @@ mod report;
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute, CUresult};
 
-use self::driver::{Context, check, initialise};
+use self::driver::{Context, Relaxed, check, initialise};
 use self::module::Module;
 use super::abi::RFD_THREADS;
 use super::executor::{Device, Executor, HostBlock, Kernel, Launch, Launched, Stream};
@@ -122,6 +122,8 @@ struct Cuda {
     own_stream: OwnStream,
     name: String,
     cooperative: bool,
+    /// Host memory that was given back and is not freed yet.
+    released: Mutex<Vec<HostBlock>>,
 }
 
 #[derive(Debug)]
@@ -157,15 +159,38 @@ impl Cuda {
         let status = unsafe { sys::cuStreamCreate(&mut stream, flags) };
         drop(bound);
         // Made before the check, so that an error unloads the module too.
-        let cuda = Self { context, module, own_stream: OwnStream(stream), name, cooperative };
+        let cuda = Self {
+            context,
+            module,
+            own_stream: OwnStream(stream),
+            name,
+            cooperative,
+            released: Mutex::default(),
+        };
         check("cuStreamCreate", status)?;
         Ok(cuda)
     }
 }
 
+impl Cuda {
+    /// Frees the host memory that was given back; the context is bound.
+    fn free_released(&self) {
+        let blocks = std::mem::take(&mut *self.released.lock().unwrap_or_else(PoisonError::into_inner));
+        if !blocks.is_empty() {
+            // SAFETY: a context is bound. Kernels that write to the blocks are done after this.
+            let _ = unsafe { sys::cuCtxSynchronize() };
+        }
+        for block in blocks {
+            // SAFETY: the trait says that `allocate_host` gave the block, and it is in no list any more.
+            let _ = unsafe { sys::cuMemFreeHost(block.host.cast()) };
+        }
+    }
+}
+
 impl Drop for Cuda {
     fn drop(&mut self) {
-        if let Ok(_bound) = self.context.bind() {
+        if let (Ok(_bound), Ok(_relaxed)) = (self.context.bind(), Relaxed::new()) {
+            self.free_released();
             if !self.own_stream.0.is_null() {
                 // SAFETY: made by `open`, and destroyed here alone.
                 let _ = unsafe { sys::cuStreamDestroy_v2(self.own_stream.0) };
@@ -208,7 +233,8 @@ impl Executor for Cuda {
     }
 
     fn release(&self, address: u64) {
-        if let Ok(_bound) = self.context.bind() {
+        // Another stream may be captured meanwhile, which this must not break.
+        if let (Ok(_bound), Ok(_relaxed)) = (self.context.bind(), Relaxed::new()) {
             // It waits for the device's work. An error at the end of a program has no one to tell.
             // SAFETY: the trait says that `allocate` gave the address.
             let _ = unsafe { sys::cuMemFree_v2(address) };
@@ -217,6 +243,7 @@ impl Executor for Cuda {
 
     fn allocate_host(&self, bytes: usize) -> Result<HostBlock> {
         let _bound = self.context.bind()?;
+        self.free_released();
         let mut host = ptr::null_mut();
         // Portable: the same for every context. Mapped: the device writes to it.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -236,12 +263,9 @@ impl Executor for Cuda {
     }
 
     fn release_host(&self, block: HostBlock) {
-        if let Ok(_bound) = self.context.bind() {
-            // SAFETY: a context is bound. Kernels that write to the block are done after this.
-            let _ = unsafe { sys::cuCtxSynchronize() };
-            // SAFETY: the trait says that `allocate_host` gave the block.
-            let _ = unsafe { sys::cuMemFreeHost(block.host.cast()) };
-        }
+        // A stream may be captured now, and a wait for the device would break that: put off until memory is
+        // asked for, which no capture allows either. Blocks are few and small.
+        self.released.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
     fn capturing(&self, stream: Stream) -> Result<bool> {
@@ -279,8 +303,9 @@ impl Executor for Cuda {
         check("writing settings", unsafe { sys::cuMemsetD32Async(address, word, count, raw(stream)) })
     }
 
-    fn resident_blocks(&self, kernel: Kernel) -> u32 {
-        self.module.function(kernel).resident_blocks
+    fn resident_blocks(&self, kernel: Kernel) -> Result<u32> {
+        let _bound = self.context.bind()?;
+        Ok(self.module.function(kernel)?.resident_blocks)
     }
 
     fn cooperative(&self) -> bool {
@@ -289,10 +314,10 @@ impl Executor for Cuda {
 
     unsafe fn launch(&self, launch: &Launch<'_>, stream: Stream) -> Result<Launched> {
         let &Launch { kernel, cooperative, grid, step, table } = launch;
-        let function = self.module.function(kernel).handle;
         let mut parameters: [*mut c_void; 2] =
             [ptr::from_ref(step).cast_mut().cast(), ptr::from_ref(table).cast_mut().cast()];
         let _bound = self.context.bind()?;
+        let function = self.module.function(kernel)?.handle;
         // SAFETY: every kernel takes these two structs, whose layout is checked when they are compiled; the
         // driver copies them before it returns. The caller vouches for the addresses in them.
         let status = unsafe {

@@ -1,18 +1,16 @@
-//! The device code that is built into the library, and loading it.
+//! The device code that is built into the library, and loading it: machine code as a whole, PTX part by part.
 
 use std::ffi::{CString, c_uint, c_void};
 use std::ptr;
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUjit_option, CUresult};
 
-use super::driver::check;
+use super::driver::{Relaxed, check};
 use crate::backend::abi::RFD_THREADS;
 use crate::backend::executor::Kernel;
+use crate::backend::kernels::{COMMON, PARTS, PTX};
 use crate::error::{Error, Result};
-
-/// PTX for compute capability 7.0 and newer, which the driver compiles for the GPU at hand (and keeps in its
-/// cache).
-const PTX: &str = include_str!("../../../kernels/prebuilt/rfd_step.ptx");
 
 /// Machine code of the architectures that the build's nvcc knew, aligned as the driver wants it.
 #[cfg(rfd_fatbin)]
@@ -22,13 +20,24 @@ static FATBIN: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR")
 #[repr(align(16))]
 struct Aligned<T: ?Sized>(T);
 
-/// Loaded kernels.
+/// The kernels, loaded when they are asked for: PTX has to be compiled for the GPU at hand, which takes some
+/// tenths of a second a part where the driver has not kept the result, and most programs need one part and
+/// the common one.
 #[derive(Debug)]
 pub(super) struct Module {
-    handle: sys::CUmodule,
-    functions: Vec<Function>,
-    /// Which code was loaded and why.
+    /// Machine code of all parts.
+    whole: Option<Handle>,
+    parts: [OnceLock<std::result::Result<Part, String>>; PARTS.len()],
+    multiprocessors: u32,
+    /// Which code is used and why.
     pub code: String,
+}
+
+#[derive(Debug)]
+struct Part {
+    functions: Vec<(Kernel, Function)>,
+    /// Of PTX; for machine code that of the whole.
+    own: Option<Handle>,
 }
 
 /// A kernel and how many of its blocks the device holds.
@@ -38,65 +47,114 @@ pub(super) struct Function {
     pub resident_blocks: u32,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Handle(sys::CUmodule);
+
 // SAFETY: handles of the driver, which lets any thread launch functions and unload the module.
 unsafe impl Send for Module {}
-// SAFETY: by reference handles are only read; the driver launches functions for several threads at once.
+// SAFETY: by reference handles are only read; the driver loads modules and launches functions for several
+// threads at once.
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Loads into the current context, for a device with so many multiprocessors. All kernels at once: a
-    /// capture could not load one later.
+    /// For the current context, and a device with so many multiprocessors. Loads the common part.
     pub fn load(multiprocessors: u32) -> Result<Self> {
-        let (handle, code) = load_any()?;
+        let (whole, code) = load_whole();
+        let module = Self { whole, parts: Default::default(), multiprocessors, code };
+        module.part(COMMON)?;
+        Ok(module)
+    }
+
+    /// A kernel, whose part is loaded if it is not yet; the context that [`Module::load`] has seen must be
+    /// current.
+    pub fn function(&self, kernel: Kernel) -> Result<Function> {
+        let functions = &self.part(kernel.part())?.functions;
+        let found = functions.iter().find(|(own, _)| *own == kernel);
+        found
+            .map(|&(_, function)| function)
+            .ok_or_else(|| Error::Device(format!("there is no kernel {kernel:?}")))
+    }
+
+    fn part(&self, index: usize) -> Result<&Part> {
+        let load = || {
+            self.load_part(index).map_err(|error| match error {
+                Error::Device(problem) => problem,
+                other => other.to_string(),
+            })
+        };
+        self.parts[index].get_or_init(load).as_ref().map_err(|problem| Error::Device(problem.clone()))
+    }
+
+    fn load_part(&self, index: usize) -> Result<Part> {
+        // A list of another kind than expected may come first in a capture.
+        let _relaxed = Relaxed::new()?;
+        let own = if self.whole.is_none() { Some(Handle(load_ptx(PTX[index])?)) } else { None };
         // Owned from here on, so that an error below unloads it.
-        let mut module = Self { handle, functions: Vec::with_capacity(Kernel::NAMES.len()), code };
-        for name in Kernel::NAMES {
+        let mut part = Part { functions: Vec::new(), own };
+        let Some(Handle(module)) = part.own.or(self.whole) else {
+            return Err(Error::Device("no device code was loaded".into()));
+        };
+        for kernel in Kernel::all().filter(|kernel| kernel.part() == index) {
             let mut function = ptr::null_mut();
             // SAFETY: the module is loaded, the name ends with 0, one handle is written.
-            let status = unsafe { sys::cuModuleGetFunction(&mut function, handle, name.as_ptr()) };
-            check(format_args!("kernel {name:?}"), status)?;
+            let status = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
+            check(format_args!("kernel {kernel:?}"), status)?;
             let mut blocks = 0;
             // SAFETY: the function belongs to the loaded module; one integer is written.
             let status = unsafe {
                 sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, RFD_THREADS as i32, 0)
             };
-            check(format_args!("occupancy of kernel {name:?}"), status)?;
-            let resident_blocks = u32::try_from(blocks).unwrap_or(0).saturating_mul(multiprocessors);
-            module.functions.push(Function { handle: function, resident_blocks });
+            check(format_args!("occupancy of kernel {kernel:?}"), status)?;
+            let resident_blocks = u32::try_from(blocks).unwrap_or(0).saturating_mul(self.multiprocessors);
+            part.functions.push((kernel, Function { handle: function, resident_blocks }));
         }
-        Ok(module)
+        Ok(part)
     }
 
-    pub fn function(&self, kernel: Kernel) -> Function {
-        self.functions[kernel.index()]
-    }
-
-    /// Unloads; the context that it was loaded into must be current.
+    /// Unloads all; the context that it was loaded into must be current.
     pub fn unload(&mut self) {
-        if !self.handle.is_null() {
-            // SAFETY: loaded by `load` and not unloaded before. An error at the end of a program has no one
-            // to tell.
-            let _ = unsafe { sys::cuModuleUnload(self.handle) };
-            self.handle = ptr::null_mut();
+        for part in &mut self.parts {
+            // Dropped: that unloads it.
+            part.take();
+        }
+        if let Some(whole) = self.whole.take() {
+            whole.unload();
         }
     }
 }
 
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some(own) = self.own {
+            own.unload();
+        }
+    }
+}
+
+impl Handle {
+    fn unload(self) {
+        // SAFETY: loaded once, and its owner gives it up. An error at the end of a program has no one to
+        // tell.
+        let _ = unsafe { sys::cuModuleUnload(self.0) };
+    }
+}
+
+/// Machine code, where the build has some that fits; what is used and why.
 #[cfg(rfd_fatbin)]
-fn load_any() -> Result<(sys::CUmodule, String)> {
+fn load_whole() -> (Option<Handle>, String) {
     match load(FATBIN.0.as_ptr().cast()) {
-        Ok(module) => Ok((module, "machine code from the build's nvcc".into())),
-        Err(problem) => Ok((load_ptx()?, format!("PTX, because the machine code does not fit: {problem}"))),
+        Ok(module) => (Some(Handle(module)), "machine code from the build's nvcc".into()),
+        Err(problem) => (None, format!("PTX, because the machine code does not fit: {problem}")),
     }
 }
 
 #[cfg(not(rfd_fatbin))]
-fn load_any() -> Result<(sys::CUmodule, String)> {
-    Ok((load_ptx()?, "PTX, compiled by the driver".into()))
+fn load_whole() -> (Option<Handle>, String) {
+    (None, "PTX, compiled by the driver".into())
 }
 
-fn load_ptx() -> Result<sys::CUmodule> {
-    let text = CString::new(PTX)
+fn load_ptx(text: &str) -> Result<sys::CUmodule> {
+    let text = CString::new(text)
         .map_err(|_| Error::Device("the library's PTX is damaged; build it again".into()))?;
     load(text.as_ptr().cast())
 }

@@ -178,8 +178,8 @@ impl Executor for Inner {
         Ok(())
     }
 
-    fn resident_blocks(&self, _: Kernel) -> u32 {
-        self.state().options.blocks
+    fn resident_blocks(&self, _: Kernel) -> Result<u32> {
+        Ok(self.state().options.blocks)
     }
 
     fn cooperative(&self) -> bool {

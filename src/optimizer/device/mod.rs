@@ -16,12 +16,12 @@ mod state;
 mod workspace;
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use self::buffers::Buffers;
 use self::history::HistoryMemory;
 pub(super) use self::mirror::Mirror;
-use self::plan::Extent;
+use self::plan::{Extent, Plan};
 use self::prepare::{INLINE, Prepared};
 use self::settings::Control;
 use self::workspace::Workspace;
@@ -29,7 +29,7 @@ use super::core::Core;
 use super::raw::{Placement, check_number};
 use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, StepReport, TensorSpec};
 use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
-use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
+use crate::backend::executor::{Device, DeviceBuffer, Instance, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
@@ -64,9 +64,20 @@ pub struct DeviceOptimizer {
     unmeasured: Option<u64>,
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
+    /// What the optimizer's own formats ask for; loaded when it was made.
+    expected: Instance,
     max_blocks: u32,
     cooperative: bool,
+    /// Steps to be taken as several launches, after one launch was refused.
+    apart: u32,
 }
+
+/// Steps after a refused launch until the next one is tried: others may have left the device.
+const APART: u32 = 100;
+
+/// Chunks of a list that one block works off alone. Each further one costs it two more trips to memory, some
+/// 1.4 µs, where a cooperative launch and its barrier cost some 4 µs: reasoned, not measured.
+const ALONE: u64 = 4;
 
 impl Deref for DeviceOptimizer {
     type Target = Core;
@@ -154,7 +165,9 @@ impl DeviceOptimizer {
             prepared: None,
             unmeasured: lacks_measures.then_some(0),
             step,
+            expected: Instance::Generic,
             max_blocks: u32::MAX,
+            apart: 0,
         };
         let moving = (0..count).filter(|&k| optimizer.core.velocity_decay_of(k) > 0.0).collect();
         optimizer.require_velocities(moving)?;
@@ -164,6 +177,11 @@ impl DeviceOptimizer {
         if optimizer.core.method().descent().has_rows() {
             optimizer.require_variances()?;
         }
+        // Compiled or loaded here rather than in a step.
+        let addresses: Vec<RawTensor> =
+            optimizer.core.specs().iter().map(|spec| RawTensor::new(16, 16, spec.dtype)).collect();
+        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
+        device.executor().resident_blocks(Kernel::step(optimizer.expected))?;
         Ok(optimizer)
     }
 
@@ -174,20 +192,47 @@ impl DeviceOptimizer {
 
     /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
     /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
+    ///
+    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where
+    /// a kernel of another stream spins until its partner on another device comes, as those of communication
+    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream,
+    /// wait for communication before the step, or leave multiprocessors free by this number.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
 
-    /// Whether a step may be one cooperative launch (the default where the device has them) or is several
-    /// launches, with the same bits. A step whose cooperative launch the device refuses switches to several
-    /// by itself.
+    /// Whether a step may be one launch, a cooperative one (the default where the device has them), or is
+    /// several launches, with the same bits. A step whose cooperative launch the device refuses, as one may
+    /// that other processes use, switches to several by itself, which is said on standard error once in a
+    /// program, and the 100th step after it tries again.
     pub fn set_cooperative(&mut self, cooperative: bool) {
         self.cooperative = cooperative && self.device.executor().cooperative();
+        self.apart = 0;
     }
 
-    /// Whether the next step is one cooperative launch.
+    /// Whether the next step is one launch.
     pub fn is_cooperative(&self) -> bool {
-        self.cooperative
+        self.cooperative && self.apart == 0
+    }
+
+    /// The kernels that the last step took; before it, those that one will take whose gradients have the
+    /// parameters' formats. By their names in `kernels/instances.h`: `generic` is for lists whose tensors
+    /// differ in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive
+    /// method without averages; the others are faster.
+    pub fn kernels(&self) -> &'static str {
+        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
+    }
+
+    fn refused(&mut self, grid: u32) {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| {
+            eprintln!(
+                "rfdescent: {} refused a cooperative launch of {grid} blocks: steps take several launches now, with \
+                 the same bits, and every {APART}th tries again; fewer blocks (set_max_blocks) may fit",
+                self.device.name()
+            );
+        });
+        self.apart = APART;
     }
 
     /// Sets [`Options::multiplier`] for all later work on the stream, replays of captured steps included.
@@ -288,16 +333,20 @@ impl DeviceOptimizer {
         let step = unsafe { self.prepare(tensors, input, stream)? };
         let prepared = self.prepared.as_ref().expect("prepare leaves a plan");
         let kernel = Kernel::step(prepared.plan.instance);
-        if self.cooperative {
-            let grid = self.grid(kernel, &step);
+        if self.is_cooperative() {
+            let grid = self.grid(kernel, &step)?;
+            let grid = if step.chunks <= ALONE { grid.min(1) } else { grid };
+            // One block has nobody to wait for.
             // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the
             // others; that they are live memory of the device the caller vouches for. What else the kernels
             // use is this optimizer's own.
-            if grid > 0 && unsafe { self.launch(kernel, true, grid, &step, stream)? } == Launched::Queued {
+            if grid > 0 && unsafe { self.launch(kernel, grid > 1, grid, &step, stream)? } == Launched::Queued
+            {
                 return Ok(());
             }
-            self.cooperative = false;
+            self.refused(grid);
         }
+        self.apart = self.apart.saturating_sub(1);
         // SAFETY: `prepare` has found every address of the list aligned, in range and apart from the others;
         // that they are live memory of the device the caller vouches for. What else the kernels use is this
         // optimizer's own.
@@ -419,9 +468,9 @@ impl DeviceOptimizer {
     }
 
     /// Blocks for a launch: one for each chunk, but no more than the device holds; 0 when it holds none.
-    fn grid(&self, kernel: Kernel, step: &RfdStep) -> u32 {
+    fn grid(&self, kernel: Kernel, step: &RfdStep) -> Result<u32> {
         let useful = u32::try_from(step.chunks).unwrap_or(u32::MAX).max(1);
-        self.device.executor().resident_blocks(kernel).min(self.max_blocks).min(useful)
+        Ok(self.device.executor().resident_blocks(kernel)?.min(self.max_blocks).min(useful))
     }
 
     /// # Safety
@@ -448,7 +497,7 @@ impl DeviceOptimizer {
             [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
-            unsafe { self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)? };
+            unsafe { self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)? };
         }
         Ok(())
     }
@@ -460,7 +509,7 @@ impl DeviceOptimizer {
         let kernel = Kernel::update(plan.instance);
         // SAFETY: the caller vouches for the addresses.
         unsafe {
-            self.launch(kernel, false, self.grid(kernel, step).max(1), step, stream)?;
+            self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)?;
             self.launch(Kernel::STATUS, false, 1, step, stream)?;
         }
         Ok(())

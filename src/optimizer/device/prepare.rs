@@ -113,12 +113,12 @@ impl DeviceOptimizer {
                 table.tensor[..tensors.len()].copy_from_slice(tensors);
                 let step = RfdStep {
                     tensors: address + (batch * size_of::<RfdTable>()) as u64,
-                    tensor_count: tensors.len() as u32,
+                    chunks: (size_of_val(tensors) / 8) as u64,
                     ..self.step
                 };
                 let launch =
-                    Launch { kernel: Kernel::STORE_TABLE, cooperative: false, grid: 1, step: &step, table };
-                // SAFETY: the kernel writes `tensor_count` entries into a table of this optimizer's own,
+                    Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table };
+                // SAFETY: the kernel writes so many words of 8 bytes into a table of this optimizer's own,
                 // which has room for the whole list; kernels that read the table come before or after on the
                 // stream.
                 unsafe { self.device.executor().launch(&launch, stream)? };
@@ -158,7 +158,7 @@ impl DeviceOptimizer {
             }
             let step = RfdStep { chunks: extent.chunks, tensor_count: batch.len() as u32, ..self.step };
             let kernel = Kernel::FILL_MASTERS;
-            let grid = self.grid(kernel, &step).max(1);
+            let grid = self.grid(kernel, &step)?.max(1);
             let launch = Launch { kernel, cooperative: false, grid, step: &step, table: &table };
             // SAFETY: the caller vouches for the parameters; the master weights are this optimizer's own.
             unsafe { self.device.executor().launch(&launch, stream)? };
@@ -205,8 +205,12 @@ impl DeviceOptimizer {
             step.adaptive.history =
                 self.history.of_tensors(applied, batch[0], RfdTensorHistory::FIELDS.len());
             self.workspace.place(&mut step);
-            for kernel in [Kernel::norm(Instance::Generic), Kernel::MEASURE] {
-                let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step).max(1) };
+            // Where all have one format a lean instance sums them.
+            let format = table.tensor[0].formats >> 4;
+            let alike = table.tensor[..batch.len()].iter().all(|tensor| tensor.formats >> 4 == format);
+            let instance = if alike { Instance::of_sums(format.into()) } else { Instance::Generic };
+            for kernel in [Kernel::norm(instance), Kernel::MEASURE] {
+                let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step)?.max(1) };
                 let launch = Launch { kernel, cooperative: false, grid, step: &step, table: &table };
                 // SAFETY: the caller vouches for the parameters; all else is this optimizer's own, with room
                 // for a whole list of tensors.

@@ -1,8 +1,8 @@
 //! The small block of device memory that holds what may change between replays of a captured step, and its
 //! writes.
 
-use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus};
-use crate::backend::executor::{Device, DeviceBuffer, Stream};
+use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus, RfdStep, RfdTable, RfdTensor};
+use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Stream};
 use crate::backend::words::Plain;
 use crate::error::Result;
 use crate::optimizer::core::Core;
@@ -103,17 +103,22 @@ impl Control {
         self.memory.upload(STATUS as usize, status.bytes(), stream)
     }
 
-    /// As fills, whose values are part of the commands: a graph may record them, and no host memory has to
-    /// stay.
+    /// As a launch that the value is a part of: a graph may record it, and no host memory has to stay.
     fn write<T: Plain>(&self, offset: u64, value: &T, stream: Stream) -> Result<()> {
-        for (i, word) in value.words().iter().enumerate() {
-            for (half, word) in [*word as u32, (word >> 32) as u32].into_iter().enumerate() {
-                let address = self.memory.address() + offset + (8 * i + 4 * half) as u64;
-                // SAFETY: the words lie in this object's own memory, whose size follows from the groups;
-                // kernels that read them come before or after on the stream, which the caller gives for that.
-                unsafe { self.device.executor().fill(address, word, 1, stream)? };
-            }
-        }
+        let mut words = [0; size_of::<RfdTensor>() / 8];
+        words[..value.words().len()].copy_from_slice(value.words());
+        let mut table = Box::<RfdTable>::default();
+        table.tensor[0] = RfdTensor::from_words(&words);
+        let step = RfdStep {
+            tensors: self.memory.address() + offset,
+            chunks: value.words().len() as u64,
+            ..RfdStep::default()
+        };
+        let launch =
+            Launch { kernel: Kernel::STORE, cooperative: false, grid: 1, step: &step, table: &table };
+        // SAFETY: the kernel writes so many words to this object's own memory, whose size follows from the
+        // groups; kernels that read them come before or after on the stream, which the caller gives for that.
+        unsafe { self.device.executor().launch(&launch, stream)? };
         Ok(())
     }
 }
