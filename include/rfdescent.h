@@ -12,8 +12,8 @@
  *   that was compiled with an older header runs with a newer library.
  * - Texts are UTF-8 and end with 0; names of files are whatever the system takes.
  * - Callbacks must not throw, longjmp or otherwise unwind into the library.
- * - The library starts threads of its own for large tensors, as many as there are processors, or the
- *   environment variable RAYON_NUM_THREADS or rfd_set_threads say. Results do not depend on their number.
+ * - Large tensors are worked on by the calling thread and by threads of the library, as many in all as there
+ *   are processors, or as RAYON_NUM_THREADS or rfd_set_threads say. Results do not depend on their number.
  *
  * Made from capi/src by cbindgen: change it there.
  */
@@ -912,12 +912,14 @@ const char *rfd_version(void);
 uint32_t rfd_abi_version(void);
 
 /**
- * Sets how many threads of its own the library works on large tensors with; without it they are as many as
- * there are processors, or as the environment variable RAYON_NUM_THREADS says. Results do not depend on it.
+ * Sets how many threads the library works on large tensors with from the next step on, the calling one among
+ * them; without it they are as many as there are processors, or as the environment variable
+ * RAYON_NUM_THREADS says. Results do not depend on it.
  *
- * They are started here, once for the process: call it before the first step. Any thread.
- * RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024, when the system refuses so many threads,
- * or when another number of them is running already; nothing has changed then.
+ * For the whole process. With 1 no thread is ever started; else they start with the first large step and end
+ * when the last optimizer is destroyed. Where the system starts fewer, steps go on with those and say so on
+ * the standard error stream, once. A process that is forked starts its own. Any thread.
+ * RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024.
  */
 rfd_status rfd_set_threads(uint32_t count);
 

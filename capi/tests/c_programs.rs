@@ -69,6 +69,8 @@ fn build(stage: &Path, name: &str, sources: &[&str]) -> Option<PathBuf> {
     let mut rpath = OsString::from("-Wl,-rpath,");
     rpath.push(stage);
     run(Command::new(linker).args(objects).arg("-o").arg(&program).arg("-L").arg(stage).arg(rpath).args([
+        // One that loads the library by hand does not depend on it, so that it can be unloaded.
+        "-Wl,--as-needed",
         "-lrfdescent",
         "-lm",
         "-pthread",

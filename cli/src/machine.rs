@@ -10,13 +10,7 @@ pub fn instructions() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::is_x86_feature_detected as has;
-        if has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl") {
-            "x86-64-v4 (AVX-512)"
-        } else if has!("avx2") && has!("f16c") {
-            "x86-64-v3 (AVX2)"
-        } else {
-            "x86-64 (SSE2)"
-        }
+        if has!("avx2") && has!("f16c") { "x86-64-v3 (AVX2)" } else { "x86-64 (SSE2)" }
     }
     #[cfg(not(target_arch = "x86_64"))]
     {

@@ -87,7 +87,10 @@ fn the_benchmark_counts_bytes_and_checks_the_step() {
         assert_eq!(report["adaptive_bytes_per_parameter"], bytes + 12);
         let gigabytes = f64::from(bytes + 12) * 100_003.0 / number("adaptive_step_us") * 1e-3;
         assert!((number("adaptive_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
-        assert!(number("plain_loop_us") > 0.0 && number("fitted_over_plain_loop") > 0.0);
+        for (method, of_loop) in [("fitted", "plain_loop"), ("adaptive", "adaptive_plain_loop")] {
+            let ratio = number(&format!("{method}_step_us")) / number(&format!("{of_loop}_us"));
+            assert!((number(&format!("{method}_over_plain_loop")) / ratio - 1.0).abs() < 1e-14);
+        }
         // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
         assert!(number("largest_error") > 0.0 && number("largest_error") < 4.0 * 0.5f64.powi(rounding));
     }
@@ -97,7 +100,8 @@ fn the_benchmark_counts_bytes_and_checks_the_step() {
     let names: Vec<&str> = text.lines().map(|line| line[..18].trim_end()).collect();
     let methods = ["fitted step", "fitted bytes", "adaptive step", "adaptive bytes", "adaptive / fitted"];
     assert_eq!(names[2..7], methods, "{text}");
-    assert_eq!(names[7..], ["plain loop", "fitted / plain", "check"], "{text}");
+    let loops = ["plain loop", "fitted / plain", "averaging loop", "adaptive / loop", "check"];
+    assert_eq!(names[7..], loops, "{text}");
     assert!(text.contains("\nfitted bytes       16 a parameter\n"), "{text}");
     assert!(text.contains("\nadaptive bytes     28 a parameter\n"), "{text}");
 }

@@ -65,7 +65,7 @@ static training begin(void) {
 }
 
 static void end(training t) {
-    OK(destroy(t.optimizer));
+    destroy(t.optimizer);
     free(t.values);
     free(t.gradient);
 }

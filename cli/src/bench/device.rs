@@ -21,7 +21,7 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
         steps: fitted.steps,
         step: fitted.step,
         adaptive_step: adaptive.step,
-        plain_loop: None,
+        plain_loops: None,
         largest_error: fitted.largest_error.max(adaptive.largest_error),
     })
 }
@@ -73,7 +73,7 @@ mod tests {
         // More than one upload of CHUNK.
         let case = Case::new(super::super::device_steps::CHUNK + 1003, 5).unwrap();
         let measured = measure::<E>(&case, &shim.device()).unwrap();
-        assert!(measured.step > 0.0 && measured.adaptive_step > 0.0 && measured.plain_loop.is_none());
+        assert!(measured.step > 0.0 && measured.adaptive_step > 0.0 && measured.plain_loops.is_none());
         assert!(measured.largest_error > 0.0 && measured.largest_error <= 4.0 * E::ROUNDING);
     }
 

@@ -3,6 +3,9 @@
 pub mod cpu;
 pub mod device;
 mod device_steps;
+mod plain;
+
+use std::convert::identity;
 
 use half::bf16;
 use rayon::prelude::*;
@@ -32,6 +35,10 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn from_f32(value: f32) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
+    /// Exact, in a form that the compiler finds vectors for.
+    fn widen(self) -> f32;
+    /// The reverse, rounded to nearest; not for NaN.
+    fn narrow(value: f32) -> Self;
     /// As the optimizer takes parameters.
     fn param(values: &mut [Self]) -> ParamMut<'_>;
     /// As the optimizer takes gradients.
@@ -43,7 +50,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 macro_rules! element {
-    ($type:ty, $dtype:expr, $rounding:expr, $from:expr, $to:expr) => {
+    ($type:ty, $dtype:expr, $rounding:expr, $from:expr, $to:expr, $widen:expr, $narrow:expr) => {
         impl Element for $type {
             const DTYPE: DType = $dtype;
             const ROUNDING: f64 = $rounding;
@@ -53,6 +60,14 @@ macro_rules! element {
             }
             fn to_f64(self) -> f64 {
                 $to(self)
+            }
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+            #[inline(always)]
+            fn narrow(value: f32) -> Self {
+                $narrow(value)
             }
             fn param(values: &mut [Self]) -> ParamMut<'_> {
                 values.into()
@@ -73,8 +88,19 @@ macro_rules! element {
     };
 }
 
-element!(f32, DType::F32, 1.0 / 16_777_216.0, std::convert::identity, f64::from);
-element!(bf16, DType::BF16, 1.0 / 256.0, bf16::from_f32, bf16::to_f64);
+element!(f32, DType::F32, 1.0 / 16_777_216.0, identity, f64::from, identity, identity);
+element!(bf16, DType::BF16, 1.0 / 256.0, bf16::from_f32, bf16::to_f64, widen_bf16, narrow_bf16);
+
+#[inline(always)]
+fn widen_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+#[inline(always)]
+fn narrow_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    bf16::from_bits((bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16)
+}
 
 /// What is timed.
 pub struct Case {
@@ -95,8 +121,8 @@ pub struct Measured {
     pub step: f64,
     /// The same of the adaptive method.
     pub adaptive_step: f64,
-    /// Wall time of a plain loop over as many bytes, in seconds.
-    pub plain_loop: Option<f64>,
+    /// Wall times of plain loops over as many bytes as a step of each method, in seconds.
+    pub plain_loops: Option<[f64; 2]>,
     /// Largest error of a parameter after the first step.
     pub largest_error: f64,
 }

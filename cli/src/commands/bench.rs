@@ -67,10 +67,12 @@ struct Report {
     adaptive_bytes_per_parameter: usize,
     adaptive_gb_per_second: f64,
     adaptive_over_fitted: f64,
-    /// Of a plain loop that moves as many bytes as a step of the fitted method; on the CPU only.
+    /// Of plain loops in the same formats that move as many bytes as a step of each method; on the CPU only.
     plain_loop_us: Option<f64>,
     plain_loop_gb_per_second: Option<f64>,
     fitted_over_plain_loop: Option<f64>,
+    adaptive_plain_loop_us: Option<f64>,
+    adaptive_over_plain_loop: Option<f64>,
     /// Of a parameter after the first step, against f64.
     largest_error: f64,
 }
@@ -131,9 +133,13 @@ impl Report {
             adaptive_bytes_per_parameter,
             adaptive_gb_per_second: rate_of(adaptive_bytes_per_parameter, measured.adaptive_step),
             adaptive_over_fitted: measured.adaptive_step / measured.step,
-            plain_loop_us: measured.plain_loop.map(|seconds| seconds * 1e6),
-            plain_loop_gb_per_second: measured.plain_loop.map(rate),
-            fitted_over_plain_loop: measured.plain_loop.map(|seconds| measured.step / seconds),
+            plain_loop_us: measured.plain_loops.map(|[seconds, _]| seconds * 1e6),
+            plain_loop_gb_per_second: measured.plain_loops.map(|[seconds, _]| rate(seconds)),
+            fitted_over_plain_loop: measured.plain_loops.map(|[seconds, _]| measured.step / seconds),
+            adaptive_plain_loop_us: measured.plain_loops.map(|[_, seconds]| seconds * 1e6),
+            adaptive_over_plain_loop: measured
+                .plain_loops
+                .map(|[_, seconds]| measured.adaptive_step / seconds),
             largest_error: measured.largest_error,
         }
     }
@@ -155,6 +161,10 @@ impl Report {
         {
             rows.push(("plain loop", format!("{}, moves the bytes of a fitted step", rate(us, gb))));
             rows.push(("fitted / plain", format!("{ratio:.2}")));
+        }
+        if let (Some(us), Some(ratio)) = (self.adaptive_plain_loop_us, self.adaptive_over_plain_loop) {
+            rows.push(("averaging loop", format!("{us:.1} µs, moves the bytes of an adaptive step")));
+            rows.push(("adaptive / loop", format!("{ratio:.2}")));
         }
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
         rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()

@@ -186,6 +186,11 @@ impl Layout {
     }
 }
 
+/// Whether there is so much to do that other threads are worth while.
+pub(super) fn is_large(layouts: &[Layout]) -> bool {
+    layouts.iter().map(|layout| layout.len).sum::<usize>() >= SERIAL_BELOW
+}
+
 /// What is computed of each chunk of a list of tensors.
 pub(super) trait ChunkWork<const N: usize>: Sync {
     /// What it leaves of each row.
@@ -248,7 +253,7 @@ pub(super) fn per_tensor<const N: usize, W: ChunkWork<N>>(
             Part { work, tensor, layout, first: part * size, sums, rows }
         })
     });
-    for_each(layouts.iter().map(|layout| layout.len).sum::<usize>() >= SERIAL_BELOW, parts, run);
+    for_each(is_large(layouts), parts, run);
     let mut rest = &partial[..];
     let mut own = |layout| rest.split_off(..chunks(layout)).unwrap_or_default();
     layouts.iter().map(|layout| tensor_sums(own(layout))).collect()

@@ -1,9 +1,10 @@
 //! Variances of rows and columns, and sums that weigh each element by those of its own.
 
 use super::element::{Blocks, BlocksRef, Compute, Read, State, Store, block, rounds};
-use super::reduce::{ChunkWork, Layout, SquaredNorms, in_range, per_tensor, squares};
+use super::reduce::{ChunkWork, Layout, SquaredNorms, in_range, is_large, per_tensor, squares};
 use super::simd::{Instructions, LANES, Work, run};
 use super::sum::{Leaves, lanes_sum};
+use super::threads::for_each;
 use super::update::{UpdateScalars, Velocity, advanced};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
@@ -154,9 +155,12 @@ pub(crate) fn row_norms(
     let work = RowWork { grads, moving, unscale };
     let sums = per_tensor(&layouts, &mut rows, &work);
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
-    let (sampled, columns): (Vec<f64>, Vec<Vec<f64>>) = (grads.iter().zip(moving))
-        .map(|(grad, moving)| column_means(*grad, moving.variances.rows, unscale, applied_steps))
-        .unzip();
+    let mut of_columns = vec![(0.0, Vec::new()); grads.len()];
+    let tensors = of_columns.iter_mut().zip(grads.iter().zip(moving));
+    for_each(is_large(&layouts), tensors, |(found, (grad, moving))| {
+        *found = column_means(*grad, moving.variances.rows, unscale, applied_steps);
+    });
+    let (sampled, columns) = of_columns.into_iter().unzip();
     RowNorms { squares: in_range(grads, &layouts, squares), directions, sampled, columns, rows }
 }
 

@@ -140,7 +140,8 @@ mod x86 {
                 // SAFETY: an `Avx2` is there only where the instructions are. The compiler checks that arrays
                 // and vectors are equally large; any bits are values of both.
                 unsafe {
-                    let (x, y): ([$vector; $count], [$vector; $count]) = (transmute(x), transmute(y));
+                    let x = transmute::<[$t; LANES], [$vector; $count]>(x);
+                    let y = transmute::<[$t; LANES], [$vector; $count]>(y);
                     transmute([$($operation(x[$part], y[$part])),*])
                 }
             }
