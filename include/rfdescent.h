@@ -115,6 +115,12 @@
 #define RFD_TENSOR_NOT_IN_NORM 1
 
 /**
+ * A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension
+ * than the first. The same on all ranks.
+ */
+#define RFD_TENSOR_SPLITS_ROWS 2
+
+/**
  * A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
  * parameters are rounded from.
  */
@@ -592,6 +598,16 @@ typedef struct rfd_tensor_spec {
      * tensor has.
      */
     uint64_t row;
+    /**
+     * In sharded training with the adaptive method, where this is a part of a tensor: `rank` sizes of the
+     * whole one, on every rank, also on one that happens to hold all of it or nothing. Null when it is not
+     * cut.
+     */
+    const uint64_t *whole;
+    /**
+     * For each of them, the place of the part's first element. Null exactly where `whole` is.
+     */
+    const uint64_t *start;
 } rfd_tensor_spec;
 
 /**
@@ -1366,9 +1382,9 @@ rfd_status rfd_adaptive_init(struct rfd_adaptive *adaptive, size_t size);
  * Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
  * itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
  *
- * `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
- * rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
- * be loaded into an optimizer of the same method only.
+ * `adaptive` may be null, for the defaults. In sharded training, which is for the CPU, specs say what their
+ * tensors are parts of (`whole`), and every rank lists the same tensors. A saved state can be loaded into an
+ * optimizer of the same method only.
  */
 rfd_status rfd_adaptive_optimizer_create(const struct rfd_adaptive *adaptive,
                                          const struct rfd_optimizer_options *options,
@@ -1558,35 +1574,48 @@ rfd_status rfd_optimizer_finish(struct rfd_optimizer *optimizer,
                                 struct rfd_step_report *report);
 
 /**
- * The first half of a step in sharded training: squared norms of this rank's gradients.
+ * How many doubles ranks add up between the halves of a step in sharded training: 2, or with the adaptive
+ * method a number that follows from the list of tensors, the same on all ranks.
  *
- * On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
- * memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
- * The caller adds them up over all ranks, there or elsewhere, and passes the sums to
- * rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
- * except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
- * time.
+ * No pointer may be null. One thread at a time.
  */
-rfd_status rfd_optimizer_squared_norm(struct rfd_optimizer *optimizer,
-                                      const struct rfd_tensor *params,
-                                      const struct rfd_gradient *grads,
-                                      size_t count,
-                                      void *stream,
-                                      double **norm);
+rfd_status rfd_optimizer_sums_len(struct rfd_optimizer *optimizer,
+                                  size_t *len);
 
 /**
- * The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
- * the device for a device. Every rank must give the same norm and input; then all take bitwise the same
- * step.
+ * The first half of a step in sharded training: the sums of this rank's parameters and gradients by which
+ * the step is decided. Of `input` it reads the gradient scale alone.
  *
- * `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
- * lock or the method is adaptive: a shard does not know the norms that they need.
+ * On success `*sums` points to as many doubles as rfd_optimizer_sums_len says, which belong to the
+ * optimizer, host memory on the CPU, device memory on a device. The caller adds them up over all ranks,
+ * number by number, there or elsewhere, and passes the result to rfd_optimizer_step_with_sums. They are
+ * valid until the next step or half of one. No pointer may be null, except as in rfd_optimizer_step, whose
+ * rules for `params`, `grads` and `stream` hold. One thread at a time. RFD_ERROR_INVALID_ARGUMENT when a
+ * group has norm lock, which needs to know whole tensors, and with the adaptive method on a device.
  */
-rfd_status rfd_optimizer_step_with_norm(struct rfd_optimizer *optimizer,
+rfd_status rfd_optimizer_local_sums(struct rfd_optimizer *optimizer,
+                                    const struct rfd_tensor *params,
+                                    const struct rfd_gradient *grads,
+                                    size_t count,
+                                    const struct rfd_step_input *input,
+                                    void *stream,
+                                    double **sums);
+
+/**
+ * The second half: the update with the sums of all ranks, as many doubles at `sums` as
+ * rfd_optimizer_sums_len says, on the host for the CPU, on the device for a device. Every rank must give the
+ * same numbers and input, and the gradients of the first half; then all take bitwise the same step.
+ *
+ * `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU RFD_ERROR_INVALID_ARGUMENT where
+ * there was no first half since the last step, or one with another gradient scale; besides as
+ * rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose parts on the ranks do not make up the
+ * whole one.
+ */
+rfd_status rfd_optimizer_step_with_sums(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,
                                         const struct rfd_gradient *grads,
                                         size_t count,
-                                        const double *norm,
+                                        const double *sums,
                                         const struct rfd_step_input *input,
                                         void *stream,
                                         struct rfd_step_report *report);

@@ -47,7 +47,7 @@ inline void check(rfd_status status) {
     }
 }
 
-/// Sets how many threads the library works with; before the first step.
+/// Sets how many threads the library works with from the next step on.
 inline void set_threads(std::uint32_t count) { check(rfd_set_threads(count)); }
 
 /// Throws if the library's ABI is not the one of this header.
@@ -502,6 +502,9 @@ struct tensor_spec {
     std::uint32_t flags = 0;
     std::uint64_t offset = 0;
     std::uint64_t row = 0;
+    /// In sharded training, of what tensor this is a part, and where it starts there; empty for a whole one.
+    std::vector<std::uint64_t> whole = {};
+    std::vector<std::uint64_t> start = {};
 };
 
 /// The format of float or double.
@@ -619,20 +622,27 @@ public:
         return report;
     }
 
-    /// First half of a step in sharded training: two numbers, where the tensors are.
-    double *squared_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
-                         void *stream = nullptr) {
-        same_length(params, grads);
-        double *norm;
-        check(rfd_optimizer_squared_norm(get(), params.data(), grads.data(), params.size(), stream, &norm));
-        return norm;
+    /// How many numbers ranks add up between the halves of a step in sharded training.
+    std::size_t sums_len() {
+        std::size_t len;
+        check(rfd_optimizer_sums_len(get(), &len));
+        return len;
     }
 
-    /// Second half, with the norm of all ranks. On a device the report must not be asked for.
-    void step_with_norm(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads, const double *norm,
+    /// First half of a step in sharded training: sums_len() numbers, where the tensors are.
+    double *local_sums(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
+                       const rfd_step_input &input, void *stream = nullptr) {
+        same_length(params, grads);
+        double *sums;
+        check(rfd_optimizer_local_sums(get(), params.data(), grads.data(), params.size(), &input, stream, &sums));
+        return sums;
+    }
+
+    /// Second half, with the sums of all ranks. On a device the report must not be asked for.
+    void step_with_sums(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads, const double *sums,
                         const rfd_step_input &input, void *stream = nullptr, rfd_step_report *report = nullptr) {
         same_length(params, grads);
-        check(rfd_optimizer_step_with_norm(get(), params.data(), grads.data(), params.size(), norm, &input, stream,
+        check(rfd_optimizer_step_with_sums(get(), params.data(), grads.data(), params.size(), sums, &input, stream,
                                            report));
     }
 
@@ -712,6 +722,12 @@ private:
             spec.flags = tensor.flags;
             spec.offset = tensor.offset;
             spec.row = tensor.row;
+            if (!tensor.whole.empty() || !tensor.start.empty()) {
+                detail::same_length("whole", tensor.whole.size(), "sizes in shape", tensor.shape.size());
+                detail::same_length("start", tensor.start.size(), "sizes in shape", tensor.shape.size());
+                spec.whole = tensor.whole.data();
+                spec.start = tensor.start.data();
+            }
             specs.push_back(spec);
         }
         return detail::made<handle>(

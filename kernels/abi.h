@@ -243,9 +243,9 @@ typedef struct RfdAdaptive {
     double alarm_losses;       // so many losses in a row
     double alarm_deviations;   // so far above the mean lower the trust
     double decay_share;        // of the rate, in weight decay
-    double length_share;       // of a matrix's size, that is its length scale squared
-    double smallest_size;      // of a matrix: root mean square of its elements
-    double vector_length;      // length scale of what is no matrix
+    double length_share;       // of a tensor's size, that is its length scale squared
+    double smallest_matrix;    // root mean square of a matrix's elements that counts at least
+    double smallest_vector;    // the same of what is no matrix
     uint64_t ramp;             // the first step is 2^(1 - ramp) of the rule's
 } RfdAdaptive;
 

@@ -49,10 +49,12 @@ mod rows;
 #[doc(hidden)]
 pub mod tables;
 mod tensor;
+mod threads;
 
 pub use error::{Error, Result};
 pub use moments::Moments;
 pub use tensor::{DType, GradRef, ParamMut};
+pub use threads::{set_threads, threads};
 
 /// The README's examples, compiled and run with the documentation's.
 #[cfg(doctest)]

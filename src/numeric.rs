@@ -3,6 +3,8 @@
 
 /// Leaves of the tree that sums fold in.
 pub(crate) const LEAVES: usize = 256;
+/// Leaves that join first.
+pub(crate) const GROUP: usize = 32;
 
 /// ⌊log₂ x⌋ of a positive finite number.
 pub(crate) fn exponent_of(x: f64) -> i32 {
@@ -22,16 +24,19 @@ pub(crate) fn power_of_two(exponent: i32) -> f64 {
 
 /// Σ of a list of any length: term i goes to leaf i mod 256, each leaf adds its terms in order, the leaves
 /// fold in the tree.
-pub(crate) fn fold(terms: &[f64]) -> f64 {
-    // What the tree makes of one term: most tensors have one chunk, most lists of segments one segment.
-    if let [term] = terms {
-        return term + 0.0;
+pub(crate) fn fold(terms: impl IntoIterator<Item = f64>) -> f64 {
+    let mut terms = terms.into_iter();
+    // Most lists are short; leaves that are 0 at the upper half of a tree change nothing.
+    let (mut first, mut count) = ([0.0; GROUP], 0);
+    for (leaf, term) in first.iter_mut().zip(&mut terms) {
+        *leaf += term;
+        count += 1;
     }
+    let Some(next) = terms.next() else { return halve(&mut first[..usize::next_power_of_two(count)]) };
     let mut leaves = [0.0; LEAVES];
-    for row in terms.chunks(LEAVES) {
-        for (leaf, term) in leaves.iter_mut().zip(row) {
-            *leaf += term;
-        }
+    leaves[..GROUP].copy_from_slice(&first);
+    for (term, place) in std::iter::once(next).chain(terms).zip((GROUP..LEAVES).chain((0..LEAVES).cycle())) {
+        leaves[place] += term;
     }
     tree(&mut leaves)
 }
@@ -40,18 +45,19 @@ pub(crate) fn fold(terms: &[f64]) -> f64 {
 /// way. So many leaves, or fewer: a power of two.
 #[inline(always)]
 pub(crate) fn tree(leaves: &mut [f64]) -> f64 {
-    if leaves.len() <= 32 {
+    if leaves.len() <= GROUP {
         return halve(leaves);
     }
-    let mut groups = [0.0; LEAVES / 32];
-    let count = leaves.len() / 32;
-    for (group, leaves) in groups.iter_mut().zip(leaves.as_chunks_mut::<32>().0) {
+    let mut groups = [0.0; LEAVES / GROUP];
+    let count = leaves.len() / GROUP;
+    for (group, leaves) in groups.iter_mut().zip(leaves.as_chunks_mut::<GROUP>().0) {
         *group = halve(leaves);
     }
     halve(&mut groups[..count])
 }
 
 /// Adds the upper half to the lower half until one term is left; the length is a power of two.
+#[inline(always)]
 fn halve(terms: &mut [f64]) -> f64 {
     let mut stride = terms.len() / 2;
     while stride > 0 {
@@ -75,7 +81,7 @@ mod tests {
             // integers below 2^53 add exactly in any order
             let terms: Vec<f64> = terms.iter().map(|t| t.round()).collect();
             let exact: i64 = terms.iter().map(|&t| t as i64).sum();
-            prop_assert_eq!(fold(&terms), exact as f64);
+            prop_assert_eq!(fold(terms), exact as f64);
         }
     }
 }

@@ -72,11 +72,6 @@ impl Rows {
         elements.div_ceil(self.len)
     }
 
-    /// How many averages a tensor of so many elements has: one for each column and each row.
-    pub fn averages(self, elements: usize) -> usize {
-        self.columns + self.count(elements)
-    }
-
     /// Lanes that sum a row: a power of two, few enough that each holds as much as it can.
     pub fn lanes(self) -> usize {
         self.len.div_ceil(OF_A_LANE).next_power_of_two()

@@ -176,12 +176,9 @@ impl<'a> ParamMut<'a> {
         each_param!(self, p => GradRef::from(&p[..]))
     }
 
-    /// The first `at` elements and the rest.
-    pub(crate) fn split_at(self, at: usize) -> (ParamMut<'a>, ParamMut<'a>) {
-        each_param!(self, p => {
-            let (head, tail) = p.split_at_mut(at);
-            (head.into(), tail.into())
-        })
+    /// Takes the first elements off, which must be as many.
+    pub(crate) fn split_off(&mut self, count: usize) -> ParamMut<'a> {
+        each_param!(self, p => p.split_off_mut(..count).unwrap_or_default().into())
     }
 }
 

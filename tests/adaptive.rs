@@ -101,7 +101,7 @@ impl Shape {
         let cut = if whole <= 4096 || whole / parts >= 256 { whole / parts } else { 4096 };
         let length = match row {
             Some(_) => (0.1 * mean_square(start).sqrt().max(0.01)).sqrt(),
-            None => 0.1,
+            None => (0.1 * mean_square(start).sqrt().max(0.1)).sqrt(),
         };
         let counts_in_norm = spec.counts_in_norm;
         Self { row: cut, columns: row == Some(cut), counts_in_norm, length }
@@ -495,13 +495,12 @@ fn run(optimizer: &mut Optimizer, values: &mut [Owned], steps: std::ops::Range<u
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let run_on = |threads| {
-        rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
-            let mut values = mixture(0);
-            let options = Options { stochastic_rounding: Some(3), ..options([Group::default(); 2]) };
-            let mut optimizer = Optimizer::new(Adaptive::default(), options, specs(&values)).unwrap();
-            run(&mut optimizer, &mut values, 0..20);
-            bits(&values)
-        })
+        rfdescent::set_threads(threads);
+        let mut values = mixture(0);
+        let options = Options { stochastic_rounding: Some(3), ..options([Group::default(); 2]) };
+        let mut optimizer = Optimizer::new(Adaptive::default(), options, specs(&values)).unwrap();
+        run(&mut optimizer, &mut values, 0..20);
+        bits(&values)
     };
     let one = run_on(1);
     assert!(run_on(2) == one && run_on(5) == one);
@@ -831,14 +830,13 @@ fn length_scales_are_those_of_the_first_step() {
         let moved = |k: usize| (size - values[k].to_f64()[0]) / report.learning_rate;
         (moved(0), moved(1))
     };
-    for (size, length) in
-        [(4.0, 0.4_f64.sqrt()), (0.02, 0.002_f64.sqrt()), (1e-3, 0.001_f64.sqrt()), (0.0, 0.001_f64.sqrt())]
+    // Matrices count as at least 0.01, vectors as 0.1.
+    for (size, of_matrix, of_vector) in
+        [(4.0, 0.4, 0.4), (0.2, 0.02, 0.02), (0.02, 0.002, 0.01), (1e-3, 0.001, 0.01), (0.0, 0.001, 0.01)]
     {
         let (matrix, vector) = first(size);
-        assert!(
-            (matrix / length - 1.0).abs() < 1e-10 && (vector / 0.1 - 1.0).abs() < 1e-10,
-            "{matrix} {vector}"
-        );
+        let near = |length: f64, squared: f64| (length * length / squared - 1.0).abs() < 1e-10;
+        assert!(near(matrix, of_matrix) && near(vector, of_vector), "{matrix} {vector}");
     }
 }
 
@@ -884,8 +882,6 @@ fn settings_outside_their_domain_or_of_another_method_are_refused_by_name() {
         assert!(message.contains(name), "{message}");
     }
     optimizer.set_method(Adaptive::default()).unwrap();
-    let norm = optimizer.local_squared_norm(&[GradRef::Missing]).unwrap_err();
-    assert!(norm.to_string().contains("adaptive"), "{norm}");
 }
 
 /// No value was computed by hand: recorded, so that another machine, another backend and a later release give
@@ -899,5 +895,5 @@ fn bits_of_a_run_are_fixed() {
         .concat()
         .iter()
         .fold(0xCBF2_9CE4_8422_2325_u64, |hash, &word| (hash ^ word).wrapping_mul(0x0100_0000_01B3));
-    assert_eq!(format!("{hash:016x}"), "ab20768910b0cd92");
+    assert_eq!(format!("{hash:016x}"), "365770b3aafc6b51");
 }

@@ -20,7 +20,7 @@ use rfdescent::device::ShimOptions;
 use rfdescent::device::{DeviceBuffer, Stream};
 use rfdescent::optimizer::{
     Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
-    RawTensor, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+    RawTensor, SkipReason, StepInput, StepReport, TensorSpec, Whole,
 };
 use rfdescent::{DType, GradRef};
 
@@ -331,13 +331,13 @@ fn compare(executor: &Executor, case: &mut Case, steps: usize) -> u64 {
         let refs = grad_refs(&grads, &present);
         let split = !locked && !case.is_adaptive() && case.random.one_in(5);
         let report = if split {
-            let norm = on_cpu.local_squared_norm(&refs).unwrap();
+            let sums = on_cpu.local_sums(&params(&mut values), &refs, cpu_input.grad_scale).unwrap();
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
-            let address = unsafe { on_device.local_squared_norm(&tensors, stream).unwrap() };
-            assert_same_norm(on_device.read_squared_norm(stream).unwrap(), norm);
+            let address = unsafe { on_device.local_sums(&tensors, stream).unwrap() };
+            assert_same_numbers(&on_device.read_sums(stream).unwrap(), sums.values());
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
-            unsafe { on_device.step_with_norm(&tensors, address, &input, stream).unwrap() };
-            on_cpu.step_with_norm(&mut params(&mut values), &refs, norm, &cpu_input).unwrap()
+            unsafe { on_device.step_with_sums(&tensors, address, &input, stream).unwrap() };
+            on_cpu.step_with_sums(&mut params(&mut values), &refs, sums, &cpu_input).unwrap()
         } else {
             // SAFETY: all addresses are those of live buffers of the right sizes and formats.
             unsafe { on_device.step(&tensors, &input, stream).unwrap() };
@@ -415,9 +415,9 @@ fn change_settings(case: &mut Case, on_cpu: &mut Optimizer, on_device: &mut Devi
     }
 }
 
-fn assert_same_norm(found: SquaredNorm, expected: SquaredNorm) {
-    let bits = |norm: SquaredNorm| {
-        [norm.euclidean, norm.sigma].map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() })
+fn assert_same_numbers(found: &[f64], expected: &[f64]) {
+    let bits = |numbers: &[f64]| -> Vec<u64> {
+        numbers.iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
     };
     assert_eq!(bits(found), bits(expected), "{found:?}, on the CPU {expected:?}");
 }
@@ -910,12 +910,16 @@ fn the_adaptive_method_has_no_split_form_and_no_other_settings() {
         fixture.step_device(2.0).unwrap();
         fixture.step_cpu(2.0);
         // SAFETY: refused before anything is read.
-        let error = unsafe { fixture.on_device.local_squared_norm(&fixture.tensors, STREAM) }.unwrap_err();
+        let error = unsafe { fixture.on_device.local_sums(&fixture.tensors, STREAM) }.unwrap_err();
         assert!(error.to_string().contains("adaptive"), "{error}");
         let input = RawInput::new(2.0);
         // SAFETY: refused before anything is read.
-        let error = unsafe { fixture.on_device.step_with_norm(&fixture.tensors, 256, &input, STREAM) };
+        let error = unsafe { fixture.on_device.step_with_sums(&fixture.tensors, 256, &input, STREAM) };
         assert!(error.unwrap_err().to_string().contains("adaptive"));
+        let part = TensorSpec::new("w", &[2], DType::F32).part_of(Whole::new(&[4], &[0]));
+        let error =
+            DeviceOptimizer::new(Adaptive::default(), plain(), vec![part], &executor.device).unwrap_err();
+        assert!(error.to_string().contains("`w`") && error.to_string().contains("on a device"), "{error}");
         let error = fixture.on_device.set_method(moving(0.5), STREAM).unwrap_err();
         assert!(error.to_string().contains("adaptive method"), "{error}");
         let other = Adaptive { averaging: 0.5, ..Adaptive::default() };

@@ -21,9 +21,8 @@ const LAYERS: [(&str, &[&str]); 9] = [
 ];
 
 /// What only the code in some places may name, all of which do.
-const CONFINED: [(&str, &[&str]); 5] = [
+const CONFINED: [(&str, &[&str]); 4] = [
     ("cudarc", &["src/backend/cuda"]),
-    ("rayon", &["src/backend/cpu"]),
     ("unsafe", &["src/backend", "src/optimizer/device", "src/optimizer/any"]),
     ("Method::Fitted", &["src/optimizer/method"]),
     ("Method::Adaptive", &["src/optimizer/method"]),

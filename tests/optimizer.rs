@@ -10,7 +10,7 @@ use rfdescent::covariance::{Family, Model, StepMode, StepRule, TensorFactor};
 use rfdescent::device::Stream;
 use rfdescent::optimizer::{
     Adaptive, AnyOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawTensor,
-    SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
+    SkipReason, StepInput, StepReport, TensorSpec,
 };
 use rfdescent::{DType, Error, GradRef, Moments, ParamMut};
 
@@ -51,15 +51,12 @@ fn everything() -> Options {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let run = |threads: usize| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| {
-            let (mut values, gradient) = mixture();
-            let mut optimizer = optimizer_of(moving(0.9), &values, everything());
-            let reports: Vec<StepReport> = (0..3)
-                .map(|i| step(&mut optimizer, &mut values, &gradient, 2.0 - f64::from(i) / 10.0))
-                .collect();
-            (bits(&values), reports, optimizer.state_to_bytes().unwrap())
-        })
+        rfdescent::set_threads(threads);
+        let (mut values, gradient) = mixture();
+        let mut optimizer = optimizer_of(moving(0.9), &values, everything());
+        let reports: Vec<StepReport> =
+            (0..3).map(|i| step(&mut optimizer, &mut values, &gradient, 2.0 - f64::from(i) / 10.0)).collect();
+        (bits(&values), reports, optimizer.state_to_bytes().unwrap())
     };
     let one = run(1);
     for threads in [2, 3, 8] {
@@ -528,17 +525,15 @@ fn sharded_steps_equal_the_whole_one() {
             (optimizer, shard, vec![part(&gradient, range)])
         })
         .collect();
-    let parts: Vec<SquaredNorm> =
-        ranks.iter().map(|(o, _, g)| o.local_squared_norm(&grads(g)).unwrap()).collect();
-    let norm = SquaredNorm {
-        euclidean: parts[0].euclidean + parts[1].euclidean,
-        sigma: parts[0].sigma + parts[1].sigma,
-    };
+    let mut sums: Vec<_> = (ranks.iter_mut())
+        .map(|(o, values, g)| o.local_sums(&params(values), &grads(g), 1.0).unwrap())
+        .collect();
+    add_up(&mut sums);
     let mut joined = Vec::new();
     let mut rates = Vec::new();
-    for (optimizer, values, gradient) in &mut ranks {
+    for ((optimizer, values, gradient), sums) in ranks.iter_mut().zip(sums) {
         let report = optimizer
-            .step_with_norm(&mut params(values), &grads(gradient), norm, &StepInput::new(2.0))
+            .step_with_sums(&mut params(values), &grads(gradient), sums, &StepInput::new(2.0))
             .unwrap();
         rates.push(report.learning_rate);
         joined.extend(values[0].bits());
@@ -552,10 +547,8 @@ fn sharded_steps_equal_the_whole_one() {
     let locked =
         Options { groups: vec![Group { norm_lock: true, ..Group::default() }], ..Options::default() };
     let mut values = vec![value];
-    let mut optimizer = optimizer(&values, locked);
-    let error = optimizer
-        .step_with_norm(&mut params(&mut values), &[gradient.grad()], norm, &StepInput::new(2.0))
-        .unwrap_err();
+    let optimizer = optimizer(&values, locked);
+    let error = optimizer.local_sums(&params(&mut values), &[gradient.grad()], 1.0).unwrap_err();
     assert!(error.to_string().contains("norm_lock"), "{error}");
 }
 
@@ -823,16 +816,16 @@ fn addresses_on_the_host_are_checked_whoever_asks() {
     let options = Options { master_weights: true, ..Options::default() };
     let mut optimizer = AnyOptimizer::from(Optimizer::new(moving(0.9), options, specs).unwrap());
     let null = [RawTensor::without_grad(0)];
-    // SAFETY: null is refused, and so are too few tensors and a null norm; nothing is read.
-    let [one, none, norm] = unsafe {
+    // SAFETY: null is refused, and so are too few tensors and null sums; nothing is read.
+    let [one, none, sums] = unsafe {
         [
             optimizer.init_master_weights(&null, Stream::DEFAULT),
             optimizer.init_master_weights(&[], Stream::DEFAULT),
-            optimizer.step_with_norm(&null, 0, &RawInput::new(1.0), Stream::DEFAULT).map(drop),
+            optimizer.step_with_sums(&null, 0, &RawInput::new(1.0), Stream::DEFAULT).map(drop),
         ]
     }
     .map(|result| result.unwrap_err().to_string());
     assert!(one.contains("`w`") && one.contains("null"), "{one}");
     assert!(none.contains("number of tensors = 0"), "{none}");
-    assert!(norm.contains("norm") && !norm.contains("device"), "{norm}");
+    assert!(sums.contains("sums") && !sums.contains("device"), "{sums}");
 }

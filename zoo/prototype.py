@@ -18,7 +18,8 @@ class Prototype(torch.optim.Optimizer):
             "variance_decay": 0.98,
             "floor": 0.03,
             "size": 0.1,
-            "vector": 0.1,
+            "smallest_matrix": 0.01,
+            "smallest_vector": 0.1,
             "window": 16,
             "promise": 0.05,
             "less": 0.5,
@@ -92,8 +93,8 @@ class Prototype(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    size = max(p.square().mean().sqrt().item(), 0.01)
-                    state["length"] = math.sqrt(c["size"] * size) if p.dim() > 1 else c["vector"]
+                    smallest = c["smallest_matrix" if p.dim() > 1 else "smallest_vector"]
+                    state["length"] = math.sqrt(c["size"] * max(p.square().mean().sqrt().item(), smallest))
                     state["count"] = 0
                 state["count"] += 1
                 g = self._average(state, "momentum", p.grad)

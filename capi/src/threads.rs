@@ -5,33 +5,23 @@ use super::status::{Failure, Result, guard, rfd_status};
 /// More would be a mistake, and start slowly.
 const MOST: u32 = 1024;
 
-/// Sets how many threads of its own the library works on large tensors with; without it they are as many as
-/// there are processors, or as the environment variable RAYON_NUM_THREADS says. Results do not depend on it.
+/// Sets how many threads the library works on large tensors with from the next step on, the calling one among
+/// them; without it they are as many as there are processors, or as the environment variable
+/// RAYON_NUM_THREADS says. Results do not depend on it.
 ///
-/// They are started here, once for the process: call it before the first step. Any thread.
-/// RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024, when the system refuses so many threads,
-/// or when another number of them is running already; nothing has changed then.
+/// For the whole process. With 1 no thread is ever started; else they start with the first large step and end
+/// when the last optimizer is destroyed. Where the system starts fewer, steps go on with those and say so on
+/// the standard error stream, once. A process that is forked starts its own. Any thread.
+/// RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024.
 #[unsafe(no_mangle)]
 pub extern "C" fn rfd_set_threads(count: u32) -> rfd_status {
-    guard(|| start(count))
+    guard(|| set(count))
 }
 
-fn start(count: u32) -> Result<()> {
-    let invalid = |expected: &str| Failure::invalid("count", count, expected);
+fn set(count: u32) -> Result<()> {
     if !(1..=MOST).contains(&count) {
-        return Err(invalid(&format!("must be at least 1 and at most {MOST}")));
+        return Err(Failure::invalid("count", count, &format!("must be at least 1 and at most {MOST}")));
     }
-    let threads = || rayon::ThreadPoolBuilder::new().num_threads(count as usize);
-    // The global pool gets one attempt only, so that these threads are tried out first.
-    if let Err(error) = threads().build() {
-        return Err(invalid(&format!("the system can't start so many threads ({error}); take fewer")));
-    }
-    if threads().build_global().is_err() && rayon::current_num_threads() != count as usize {
-        return Err(invalid(&format!(
-            "{} threads are running already; call rfd_set_threads before the first step, or set RAYON_NUM_THREADS when \
-             the program is started",
-            rayon::current_num_threads()
-        )));
-    }
+    rfdescent::set_threads(count as usize);
     Ok(())
 }

@@ -84,6 +84,15 @@ fn the_interface_works_from_c() {
 }
 
 #[test]
+fn threads_fork_fail_and_end() {
+    let stage = stage();
+    let Some(program) = build(stage.path(), "threads", &["capi/tests/c/threads.c"]) else { return };
+    // More than a file's link, which the system user that the test becomes could not follow.
+    let library = shared_library().canonicalize().unwrap();
+    print!("{}", run(Command::new(program).arg(library).env_remove("RAYON_NUM_THREADS")));
+}
+
+#[test]
 fn every_function_has_a_test_in_c() {
     let tests = std::fs::read_to_string(root().join("capi/tests/c/abi.c")).unwrap()
         + &std::fs::read_to_string(root().join("capi/tests/c/check.h")).unwrap();

@@ -33,8 +33,8 @@ const INTRODUCTION: &str = "\
  *   that was compiled with an older header runs with a newer library.
  * - Texts are UTF-8 and end with 0; names of files are whatever the system takes.
  * - Callbacks must not throw, longjmp or otherwise unwind into the library.
- * - The library starts threads of its own for large tensors, as many as there are processors, or the
- *   environment variable RAYON_NUM_THREADS or rfd_set_threads say. Results do not depend on their number.
+ * - Large tensors are worked on by the calling thread and by threads of the library, as many in all as there
+ *   are processors, or as RAYON_NUM_THREADS or rfd_set_threads say. Results do not depend on their number.
  *
  * Made from capi/src by cbindgen: change it there.
  */";

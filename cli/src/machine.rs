@@ -2,7 +2,7 @@
 
 /// Threads that steps and training use; the environment variable RAYON_NUM_THREADS sets them.
 pub fn threads() -> usize {
-    rayon::current_num_threads()
+    rfdescent::threads()
 }
 
 /// The widest vector instructions among those that the CPU backend is compiled for.
@@ -12,7 +12,7 @@ pub fn instructions() -> &'static str {
         use std::arch::is_x86_feature_detected as has;
         if has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl") {
             "x86-64-v4 (AVX-512)"
-        } else if has!("avx2") && has!("fma") {
+        } else if has!("avx2") && has!("f16c") {
             "x86-64-v3 (AVX2)"
         } else {
             "x86-64 (SSE2)"

@@ -164,11 +164,13 @@ struct Adaptive {
             const double squares = launch.chunks_of(k) > 0 ? __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) : 0.0;
             double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
             // Sizes that are not finite would never do.
-            size = size > adaptive.smallest_size && is_finite(size) ? size : adaptive.smallest_size;
+            const double smallest =
+                tensor.flags & RFD_TENSOR_MATRIX ? adaptive.smallest_matrix : adaptive.smallest_vector;
+            size = size > smallest && is_finite(size) ? size : smallest;
             double& length = reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length;
             // A tensor that is new in a state has none yet.
             if (length == 0.0) {
-                length = tensor.flags & RFD_TENSOR_MATRIX ? sqrt(adaptive.length_share * size) : adaptive.vector_length;
+                length = sqrt(adaptive.length_share * size);
             }
         }
     }

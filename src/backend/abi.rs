@@ -304,8 +304,8 @@ pub struct RfdAdaptive {
     pub alarm_deviations: f64,
     pub decay_share: f64,
     pub length_share: f64,
-    pub smallest_size: f64,
-    pub vector_length: f64,
+    pub smallest_matrix: f64,
+    pub smallest_vector: f64,
     pub ramp: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -344,10 +344,10 @@ const _: () = {
         [::core::mem::offset_of!(RfdAdaptive, decay_share) - 152usize];
     ["Offset of field: RfdAdaptive::length_share"]
         [::core::mem::offset_of!(RfdAdaptive, length_share) - 160usize];
-    ["Offset of field: RfdAdaptive::smallest_size"]
-        [::core::mem::offset_of!(RfdAdaptive, smallest_size) - 168usize];
-    ["Offset of field: RfdAdaptive::vector_length"]
-        [::core::mem::offset_of!(RfdAdaptive, vector_length) - 176usize];
+    ["Offset of field: RfdAdaptive::smallest_matrix"]
+        [::core::mem::offset_of!(RfdAdaptive, smallest_matrix) - 168usize];
+    ["Offset of field: RfdAdaptive::smallest_vector"]
+        [::core::mem::offset_of!(RfdAdaptive, smallest_vector) - 176usize];
     ["Offset of field: RfdAdaptive::ramp"][::core::mem::offset_of!(RfdAdaptive, ramp) - 184usize];
 };
 #[repr(C)]
@@ -440,7 +440,7 @@ RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step
 RfdSquaredNorm { euclidean, sigma }
 RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
 RfdTensorHistory { squares, squares_rest, average_rest, length, column_mean, turn }
-RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, cut_losses, settled, window, share, after_less, after_more, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_size, vector_length, ramp }
+RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, cut_losses, settled, window, share, after_less, after_more, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_matrix, smallest_vector, ramp }
 RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, given_norm, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
 } }; }
 pub(crate) use each_struct;

@@ -22,15 +22,17 @@ pub(crate) unsafe trait Plain: Copy + Default + sealed::Sealed {
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>() / 8) }
     }
 
+    /// Its words, to be written.
+    fn words_mut(&mut self) -> &mut [u64] {
+        // SAFETY: an implementor is aligned like a word and consists of whole words; whatever is written
+        // there is a value.
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::from_mut(self).cast(), size_of::<Self>() / 8) }
+    }
+
     /// The struct that consists of these words, which must be as many as it has.
     fn from_words(words: &[u64]) -> Self {
         let mut value = Self::default();
-        // SAFETY: an implementor is aligned like a word and consists of whole words; whatever is written
-        // there is a value.
-        let all = unsafe {
-            std::slice::from_raw_parts_mut(std::ptr::from_mut(&mut value).cast(), size_of::<Self>() / 8)
-        };
-        all.copy_from_slice(words);
+        value.words_mut().copy_from_slice(words);
         value
     }
 

@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 
+use super::part::Part;
 use super::{Group, Method, Options, TensorSpec};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
-use crate::rows::Rows;
 
 /// What an optimizer was made of and works with; every optimizer derefs to it.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Core {
     specs: Vec<TensorSpec>,
     lens: Vec<usize>,
     /// By tensor.
-    rows: Vec<Rows>,
+    parts: Vec<Part>,
 }
 
 impl Core {
@@ -28,8 +28,9 @@ impl Core {
         method.descent().check_tensors(&specs)?;
         let lens = check_specs(&options, &specs)?;
         let has_rows = method.descent().has_rows();
-        let rows = specs.iter().map(|spec| if has_rows { spec.rows() } else { Rows::CHUNKS }).collect();
-        Ok(Self { method, options, specs, lens, rows })
+        let part = |(spec, &len)| if has_rows { Part::of(spec, len) } else { Ok(Part::without_rows(len)) };
+        let parts = specs.iter().zip(&lens).map(part).collect::<Result<_>>()?;
+        Ok(Self { method, options, specs, lens, parts })
     }
 
     /// How steps are chosen.
@@ -57,9 +58,9 @@ impl Core {
         &self.lens
     }
 
-    /// The rows that each tensor is cut into; chunks for a method without rows.
-    pub(crate) fn rows(&self) -> &[Rows] {
-        &self.rows
+    /// The rows that each tensor is cut into, chunks for a method without rows, and its place in a whole one.
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
     /// The group of a tensor.
@@ -105,13 +106,29 @@ impl Core {
 
     /// An error unless the two halves of a step in sharded training can do what method and options ask for.
     pub(crate) fn check_sharded(&self) -> Result<()> {
-        self.method.descent().check_sharded()?;
         if self.options.groups.iter().any(|group| group.norm_lock) {
             let expected =
                 "a shard does not know the norm of the whole tensor; use `step`, or switch norm lock off";
             return Err(Error::invalid("norm_lock", true, expected));
         }
         Ok(())
+    }
+
+    /// An error unless a step can be taken without other ranks.
+    pub(crate) fn check_alone(&self) -> Result<()> {
+        match self.first_part() {
+            None => Ok(()),
+            Some(spec) => Err(Error::tensor(
+                &spec.name,
+                "is a part of a whole tensor, of which the method needs to know all: take the step in two halves",
+            )),
+        }
+    }
+
+    /// A tensor that is a part of a whole one, where that matters to the method.
+    pub(crate) fn first_part(&self) -> Option<&TensorSpec> {
+        let matters = self.method.descent().has_rows();
+        self.specs.iter().find(|spec| matters && spec.whole.is_some())
     }
 
     /// An error unless a list has something for each tensor.
@@ -138,6 +155,7 @@ fn check_specs(options: &Options, specs: &[TensorSpec]) -> Result<Vec<usize>> {
             }
             options.group_of(spec)?;
             let len = spec.len()?;
+            spec.check_whole()?;
             if spec.row == Some(0) {
                 return Err(Error::tensor(&spec.name, "has rows of 0 elements; give at least 1"));
             }

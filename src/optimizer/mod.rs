@@ -16,11 +16,13 @@ pub(crate) mod device;
 mod host;
 pub(crate) mod method;
 mod options;
+mod part;
 mod raw;
 mod reader;
 mod report;
 mod spec;
 mod state;
+mod sums;
 
 pub use any::AnyOptimizer;
 pub use core::Core;
@@ -31,14 +33,5 @@ pub use options::{Group, Options};
 pub use raw::{RawInput, RawNumber, RawTensor};
 pub use reader::ReportReader;
 pub use report::{Limit, Outcome, SkipReason, StepInput, StepReport};
-pub use spec::TensorSpec;
-
-/// Squared norms of a part of all gradients, for training that is sharded over machines: add those of all
-/// ranks, then give the sum to [`Optimizer::step_with_norm`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SquaredNorm {
-    /// Σ ‖g_k‖² over the tensors that count, gradient scale not removed.
-    pub euclidean: f64,
-    /// Σ f²‖g_k‖² over the same tensors.
-    pub sigma: f64,
-}
+pub use spec::{TensorSpec, Whole};
+pub use sums::LocalSums;

@@ -55,7 +55,7 @@ impl From<f64> for RawNumber {
 
 impl RawNumber {
     /// The number itself.
-    fn on_host(self, name: &str) -> Result<f64> {
+    pub(super) fn on_host(self, name: &str) -> Result<f64> {
         match self {
             RawNumber::Host(value) => Ok(value),
             RawNumber::Address { address, .. } => {

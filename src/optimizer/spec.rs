@@ -26,6 +26,34 @@ pub struct TensorSpec {
     /// Elements of a row, where the adaptive method should not take what lies behind the first dimension:
     /// rows are neighbouring elements that share a variance. At least 1, and no more than the tensor has.
     pub row: Option<usize>,
+    /// In sharded training, the tensor that this is a part of, on every rank, also on one that happens to
+    /// hold all of it or nothing; `None` for one that is not cut. The adaptive method needs it.
+    pub whole: Option<Whole>,
+}
+
+/// A tensor of which ranks hold parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// Its shape, of as many dimensions as the part's.
+    pub shape: Vec<usize>,
+    /// In each dimension, the place of the part's first element.
+    pub start: Vec<usize>,
+    /// Whether ranks hold pieces of its rows, as where a matrix is cut along its second dimension; the same
+    /// on all of them.
+    pub splits_rows: bool,
+}
+
+impl Whole {
+    /// A tensor of the given shape that is cut along its first dimension, of which a part starts at the given
+    /// place.
+    pub fn new(shape: &[usize], start: &[usize]) -> Self {
+        Self { shape: shape.to_vec(), start: start.to_vec(), splits_rows: false }
+    }
+
+    /// The same, cut along other dimensions too.
+    pub fn with_split_rows(self) -> Self {
+        Self { splits_rows: true, ..self }
+    }
 }
 
 impl TensorSpec {
@@ -39,6 +67,7 @@ impl TensorSpec {
             counts_in_norm: true,
             offset: 0,
             row: None,
+            whole: None,
         }
     }
 
@@ -50,6 +79,28 @@ impl TensorSpec {
     /// The same tensor with rows of so many elements.
     pub fn with_row(self, row: usize) -> Self {
         Self { row: Some(row), ..self }
+    }
+
+    /// The same tensor as a part of a whole one.
+    pub fn part_of(self, whole: Whole) -> Self {
+        Self { whole: Some(whole), ..self }
+    }
+
+    /// An error unless it is a part of what it is said to be a part of.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        let Some(Whole { shape, start, .. }) = &self.whole else { return Ok(()) };
+        let dims = self.shape.len();
+        let inside =
+            |dim: usize| start[dim].checked_add(self.shape[dim]).is_some_and(|end| end <= shape[dim]);
+        if shape.len() != dims || start.len() != dims || !(0..dims).all(inside) {
+            let problem = format!(
+                "has shape {:?}, which at {start:?} is no part of a tensor of shape {shape:?}; give shape and start of as \
+                 many dimensions, with the part inside",
+                self.shape
+            );
+            return Err(Error::tensor(&self.name, problem));
+        }
+        TensorSpec { shape: shape.clone(), ..self.clone() }.len().map(drop)
     }
 
     /// Whether it has two dimensions or more, or is given rows as if it had.

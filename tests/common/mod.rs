@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model};
-use rfdescent::optimizer::{Fitted, Optimizer};
+use rfdescent::optimizer::{Fitted, LocalSums, Optimizer};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -73,6 +73,15 @@ impl Owned {
             Owned::BF16(v) => v.iter().map(|x| u64::from(x.to_bits())).collect(),
         }
     }
+}
+
+/// What an all-reduce does: each rank has the sums of all.
+pub fn add_up(ranks: &mut [LocalSums]) {
+    let mut total = vec![0.0; ranks[0].values().len()];
+    for sums in &*ranks {
+        total.iter_mut().zip(sums.values()).for_each(|(total, term)| *total += term);
+    }
+    ranks.iter_mut().for_each(|sums| sums.values_mut().copy_from_slice(&total));
 }
 
 pub fn params(owned: &mut [Owned]) -> Vec<ParamMut<'_>> {

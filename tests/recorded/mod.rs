@@ -5,8 +5,8 @@
 use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 use rfdescent::optimizer::{
-    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, SquaredNorm, StepInput,
-    StepReport, TensorSpec,
+    Adaptive, Fitted, Group, Limit, Method, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport,
+    TensorSpec,
 };
 use rfdescent::{DType, GradRef, Moments};
 
@@ -244,11 +244,10 @@ impl Run {
                 .collect();
             let mut hash = Hash::default();
             let report = if self.split {
-                let norm = optimizer_now.local_squared_norm(&gradients).unwrap();
-                let SquaredNorm { euclidean, sigma } = norm;
-                hash.number(euclidean);
-                hash.number(sigma);
-                optimizer_now.step_with_norm(&mut params(&mut values), &gradients, norm, &input).unwrap()
+                let scale = input.grad_scale;
+                let sums = optimizer_now.local_sums(&params(&mut values), &gradients, scale).unwrap();
+                sums.values().iter().for_each(|&sum| hash.number(sum));
+                optimizer_now.step_with_sums(&mut params(&mut values), &gradients, sums, &input).unwrap()
             } else {
                 optimizer_now.step(&mut params(&mut values), &gradients, &input).unwrap()
             };

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from ._engine import StepReport
 from ._library import version as _version
+from ._threads import set_threads
 from .adaptive import AdaptiveRFD
 from .covariance import IsotropicCovariance, Matern, RationalQuadratic, SquaredExponential
 from .optimizer import RFD
@@ -20,6 +21,7 @@ __all__ = [
     "RationalQuadratic",
     "SquaredExponential",
     "StepReport",
+    "set_threads",
 ]
 
 

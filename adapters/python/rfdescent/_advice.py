@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ._engine import StepReport
+from ._warn import warn
 
 __all__ = ["Advice"]
 
@@ -49,8 +49,7 @@ class Advice:
         """Warns, once of a topic."""
         if topic not in self._given:
             self._given.add(topic)
-            # At the caller of step, through PyTorch's wrapper.
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warn(text)
 
     def of_rates(self, groups: Sequence[dict[str, Any]]) -> None:
         """Before the first step: a scheduler, which marks the groups, makes rates small for good reasons."""

@@ -14,13 +14,14 @@ from torch.autograd.graph import increment_version
 
 from . import sharded
 from ._advice import Advice
-from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, validate
+from ._engine import Engine, GroupSettings, Scalars, Settings, StepReport, TensorPlace, sums_len, validate
 from ._groups import check_type
 from ._join import Joinable, wrappers
 from ._memory import Memory, check_not_capturing, is_half, is_later
 from ._observe import check_loss
 from ._observing import Observing
 from ._tensors import DEVICES, check_parameter
+from ._variances import check_part
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -246,8 +247,16 @@ class Descent(Observing, Memory, Joinable):
             settings, groups = self._options()
             return self._places(params), (self._method_of_all(), settings[1:], groups)
 
-        whole = type(self).__name__ if self._METHOD.NEEDS_WHOLE_TENSORS else None
-        reduction = sharded.Reduction.over(self._process_group, parameters, prepare, whole)
+        def length(places: list[TensorPlace]) -> int:
+            for place, param in zip(places, parameters):
+                if place.part is not None and self.param_groups[place.group]["norm_lock"]:
+                    self._refuse_norm_lock(place.group)
+                if (whole := self._fresh(param)[1]) is not None:
+                    check_part(place.name, param, whole.variances[0])
+            return sums_len(*self._options(), places, params)
+
+        method = type(self).__name__ if self._METHOD.NEEDS_ALL_TENSORS else None
+        reduction = sharded.Reduction.over(self._process_group, parameters, prepare, length, method)
         if reduction is not None:
             self._wrappers = wrappers(parameters)
         return reduction
@@ -433,7 +442,9 @@ def _loss(loss: Any) -> Tensor | float:
         return loss.detach()
     try:
         return float(loss)
-    except TypeError:
+    except OverflowError:
+        raise ValueError("the loss is beyond the range of floats; scale it") from None
+    except (TypeError, ValueError):
         raise TypeError(
             f"the loss is a {type(loss).__name__}; give one number, a tensor or a float: of a model's output "
             "it is output.loss, or the first of a tuple"

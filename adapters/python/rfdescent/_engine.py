@@ -14,7 +14,9 @@ from torch import Tensor
 from . import _state
 from ._library import check, ffi, init, lib, struct
 from ._method import Method
+from ._part import Part
 from ._tensors import DEVICES, FORMATS, Table, address
+from ._threads import follow
 from ._variances import row_of
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "StepReport",
     "TensorPlace",
     "fresh_history",
+    "sums_len",
     "validate",
 ]
 
@@ -138,6 +141,7 @@ class TensorPlace(NamedTuple):
     group: int
     in_norm: bool = True
     offset: int = 0
+    part: Part | None = None
 
 
 class Scalars(NamedTuple):
@@ -184,6 +188,11 @@ def _create(
         spec.row = row_of(param)
         spec.offset, spec.group, spec.dtype = place.offset, place.group, FORMATS[param.dtype]
         spec.flags = 0 if place.in_norm else lib.RFD_TENSOR_NOT_IN_NORM
+        if (part := place.part) is not None:
+            whole, start = ffi.new("uint64_t[]", part.whole), ffi.new("uint64_t[]", part.start)
+            kept += [whole, start]
+            spec.whole, spec.start = whole, start
+            spec.flags |= lib.RFD_TENSOR_SPLITS_ROWS if part.splits_rows else 0
     output = ffi.new("rfd_optimizer **")
     check(settings.method.create(options, specs, len(places), output))
     return ffi.gc(output[0], lib.rfd_optimizer_destroy)
@@ -192,6 +201,19 @@ def _create(
 def validate(settings: Settings, groups: Sequence[GroupSettings]) -> None:
     """Raises ValueError, with the library's message, for an option outside its domain."""
     _create(settings, groups, [], [], torch.device("cpu"))
+
+
+def sums_len(
+    settings: Settings,
+    groups: Sequence[GroupSettings],
+    places: Sequence[TensorPlace],
+    params: Sequence[Tensor],
+) -> int:
+    """How many numbers processes add up between the halves of a step."""
+    handle = _create(settings, groups, places, params, torch.device("cpu"))
+    length = ffi.new("size_t *")
+    check(lib.rfd_optimizer_sums_len(handle, length))
+    return int(length[0])
 
 
 def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
@@ -204,16 +226,18 @@ def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
         lib.rfd_buffer_destroy(output[0])
 
 
-def fresh_history(method: Method | None, param: Tensor) -> _state.History | None:
+def fresh_history(method: Method | None, param: Tensor, part: Part | None = None) -> _state.History | None:
     """What a method remembers before the first step, of one such tensor alone; None with no method."""
-    return None if method is None else _fresh_history(method, tuple(param.shape), param.stride())
+    return None if method is None else _fresh_history(method, tuple(param.shape), param.stride(), part)
 
 
 @functools.cache
-def _fresh_history(method: Method, shape: tuple[int, ...], stride: tuple[int, ...]) -> _state.History | None:
+def _fresh_history(
+    method: Method, shape: tuple[int, ...], stride: tuple[int, ...], part: Part | None
+) -> _state.History | None:
     settings = Settings(method, float("inf"), False, None, 1.0)
     group = GroupSettings(1.0, 0.0, 1.0, False)
-    place = TensorPlace("any", 0)
+    place = TensorPlace("any", 0, part=part)
     # Nobody looks at its elements.
     param = torch.empty_strided(shape, stride, device="meta")
     handle = _create(settings, [group], [place], [param], torch.device("cpu"))
@@ -256,7 +280,7 @@ class Engine:
         self._handle = _create(settings, groups, places, params, self.device)
         self._input = init("rfd_step_input")
         self._report = struct("rfd_step_report")
-        self._norm = ffi.new("double **")
+        self._sums = ffi.new("double **")
         if self.device.type == "cuda":
             # A first step that is captured in a graph could not make them any more.
             check(
@@ -284,9 +308,8 @@ class Engine:
                 check(lib.rfd_optimizer_set_group(self._handle, index, given, self._stream()))
                 self.groups[index] = group
 
-    def step(self, scalars: Scalars, norm: Tensor | None = None) -> StepReport | None:
-        """One step on the gradients that the table has, or its second half with the squared norms of all
-        processes.
+    def step(self, scalars: Scalars, sums: Tensor | None = None) -> StepReport | None:
+        """One step on the gradients that the table has, or its second half with the sums of all processes.
 
         Returns
         -------
@@ -295,15 +318,17 @@ class Engine:
         """
         self._fill(scalars)
         on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            follow()
         report = self._report if on_cpu else ffi.NULL
         table, count, stream = self.table, len(self.places), self._stream()
-        if norm is None:
+        if sums is None:
             status = lib.rfd_optimizer_step(
                 self._handle, table.params, table.grads, count, self._input, stream, report
             )
         else:
-            pointer = ffi.cast("double *", norm.data_ptr())
-            status = lib.rfd_optimizer_step_with_norm(
+            pointer = ffi.cast("double *", sums.data_ptr())
+            status = lib.rfd_optimizer_step_with_sums(
                 self._handle, table.params, table.grads, count, pointer, self._input, stream, report
             )
         check(status)
@@ -329,15 +354,22 @@ class Engine:
         ):
             setattr(given, field, ffi.NULL if value is None else ffi.cast("float *", value.data_ptr()))
 
-    def squared_norm(self) -> Any:
-        """The first half of a step in sharded training: two doubles in the memory of the device."""
+    def local_sums(self, scalars: Scalars) -> Any:
+        """The first half of a step in sharded training: doubles in the memory of the device."""
+        self._fill(scalars)
         table = self.table
         check(
-            lib.rfd_optimizer_squared_norm(
-                self._handle, table.params, table.grads, len(self.places), self._stream(), self._norm
+            lib.rfd_optimizer_local_sums(
+                self._handle,
+                table.params,
+                table.grads,
+                len(self.places),
+                self._input,
+                self._stream(),
+                self._sums,
             )
         )
-        return self._norm[0]
+        return self._sums[0]
 
     def report(self, wait: bool = False) -> StepReport:
         """What the last finished step did; with `wait` all that was queued is finished first."""

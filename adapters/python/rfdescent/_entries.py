@@ -19,7 +19,7 @@ from torch import Tensor
 from . import sharded
 from ._state import History
 from ._tensors import FORMATS
-from ._variances import is_variances, variances_key
+from ._variances import entry_shapes, saved_variances
 
 __all__ = ["OF_TENSOR", "SHARED", "kept_numbers", "load_entry", "named_numbers"]
 
@@ -65,7 +65,7 @@ def _names(kind: str, key: Any) -> Sequence[str] | None:
 def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> dict[str, Any]:
     """A copy of a parameter's entry of a `state_dict`; ValueError for one that can't be right.
 
-    `fresh` is the history before the first step, None for a method that has none.
+    `fresh` is the history of the whole parameter before the first step, None for a method that has none.
     """
     shape = param.shape
     if not isinstance(saved, Mapping):
@@ -91,30 +91,44 @@ def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> d
     if fresh is not None:
         for kind, known in ((SHARED, fresh.shared), (OF_TENSOR, fresh.tensors[0])):
             entry |= named_numbers(kind, _saved_numbers(name, kind, saved, known))
-        entry |= _saved_variances(name, saved, sharded.local(param), fresh)
+        _check_whole(name, saved, entry)
+        entry |= _checked_variances(name, saved, param, fresh)
     return entry
 
 
-def _saved_variances(name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History) -> dict[str, Tensor]:
-    """Those of a saved entry, for the rows of the parameter, or none."""
-    (own,) = fresh.variances
-    key, kept = variances_key(param, own), {}
-    for other, values in saved.items():
-        if not is_variances(other):
-            continue
-        _check_dense(name, "variances", values)
-        if other != key or values.shape != own.values.shape:
-            raise ValueError(
-                f"tensor `{name}`: its saved {other} has shape {tuple(values.shape)}, but the parameter has "
-                f"{key} of shape {tuple(own.values.shape)}: load the state into an optimizer for the same "
-                "parameters, which lie in memory as they did"
-            )
-        _check_finite(name, "variances", values)
-        kept = {key: values.to("cpu", torch.float64, copy=True)}
-    if not kept and any(_names(OF_TENSOR, other) is not None for other in saved):
+def _check_whole(name: str, saved: Mapping[Any, Any], entry: Mapping[str, Any]) -> None:
+    """Refuses an entry that counts steps but lacks the numbers they leave, or has some of them alone."""
+    there = {kind: any(_names(kind, key) is not None for key in saved) for kind in (SHARED, OF_TENSOR)}
+    if not all(there.values()) and (any(there.values()) or float(entry.get("step", 0)) > 0):
+        missing = " and no ".join(kind for kind, found in there.items() if not found)
         raise ValueError(
-            f"tensor `{name}`: its saved state has a tensor_history, but no variances; load it with the "
-            "release that saved it"
+            f"tensor `{name}`: its saved state has no {missing}; load a whole state, or begin anew without it"
+        )
+
+
+def _checked_variances(
+    name: str, saved: Mapping[Any, Any], param: Tensor, fresh: History
+) -> dict[str, Tensor]:
+    """Those of a saved entry, for the rows of the parameter, or none."""
+    shapes = entry_shapes(param, fresh.variances[0])
+    kept = {}
+    for key, values in saved_variances(param, fresh.variances[0], saved).items():
+        kind = key.partition("(")[0]
+        _check_dense(name, kind, values)
+        if shapes.get(key) != tuple(values.shape):
+            own = " and ".join(f"{key} of shape {shape}" for key, shape in shapes.items())
+            raise ValueError(
+                f"tensor `{name}`: its saved {key} has shape {tuple(values.shape)}, but the parameter has "
+                f"{own}: load the state into an optimizer for the same parameters, which lie in memory as "
+                "they did"
+            )
+        _check_finite(name, kind, values)
+        kept[key] = values.to("cpu", torch.float64, copy=True)
+    expected = shapes if any(_names(OF_TENSOR, key) is not None for key in saved) else {}
+    if missing := [key.partition("(")[0] for key in expected if key not in kept]:
+        raise ValueError(
+            f"tensor `{name}`: its saved state has a tensor_history, but no {' and no '.join(missing)}; load "
+            "it with the release that saved it"
         )
     return kept
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -74,12 +74,10 @@ class Groups(torch.optim.Optimizer):
                 raise ValueError(f"lr = {rate} must be finite and not negative")
         largest = max(rates)
         locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
-        whole = self._METHOD.NEEDS_WHOLE_TENSORS
-        if locked and not whole and sharded.processes(self._process_group) is not None:
-            raise ValueError(
-                f"param_groups[{locked[0]}] has norm_lock, which several processes can't keep: none knows "
-                "the norm of a whole tensor; leave it out, or give process_group=None to train in each alone"
-            )
+        # A method that decides from the sums of each tensor adds up none where every process has all of them.
+        adds_up = not self._METHOD.NEEDS_ALL_TENSORS
+        if locked and adds_up and sharded.processes(self._process_group) is not None:
+            self._refuse_norm_lock(locked[0])
         settings = Settings(
             method=self._method(),
             max_step_size=self._max_step_size,
@@ -96,6 +94,13 @@ class Groups(torch.optim.Optimizer):
             )
             for group, rate in zip(groups, rates)
         ]
+
+    @staticmethod
+    def _refuse_norm_lock(group: int) -> NoReturn:
+        raise ValueError(
+            f"param_groups[{group}] has norm_lock, which several processes can't keep: none knows "
+            "the norm of a whole tensor; leave it out, or give process_group=None to train in each alone"
+        )
 
 
 def check_type(name: str, value: Any, kind: type, meaning: str) -> None:

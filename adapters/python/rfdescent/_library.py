@@ -7,13 +7,13 @@ when an optimizer for CUDA tensors is made.
 
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 from ._declarations import ffi
+from ._warn import warn
 
-__all__ = ["buffer", "check", "ffi", "init", "lib", "path", "struct", "text", "version", "warn"]
+__all__ = ["buffer", "check", "ffi", "init", "lib", "path", "struct", "text", "version", "warn_of"]
 
 _NAMES = {"darwin": "librfdescent.dylib", "win32": "rfdescent.dll"}
 
@@ -94,10 +94,10 @@ def init(name: str, **fields: Any) -> Any:
     return value
 
 
-def warn(lines: bytes, stacklevel: int) -> None:
-    """Warns of each line that the library made; `stacklevel` is counted from the caller."""
+def warn_of(lines: bytes) -> None:
+    """Warns of each line that the library made."""
     for line in lines.decode().splitlines():
-        warnings.warn(line, UserWarning, stacklevel=stacklevel + 1)
+        warn(line)
 
 
 def version() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -13,8 +12,10 @@ from ._engine import Engine, fresh_history, validate
 from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
 from ._groups import Groups
 from ._names import in_order_of
+from ._part import part_of
 from ._state import History, State
 from ._variances import Variances, as_entry, kept_variances
+from ._warn import warn
 
 __all__ = ["Memory", "check_not_capturing", "is_half", "is_later"]
 
@@ -72,13 +73,13 @@ class Memory(Groups):
                     for key, count in (("step", applied), ("skipped", skipped))
                 }
                 buffers: dict[str, Tensor | None] = {}
-                fresh = fresh_history(self._METHOD.example(), local)
+                fresh, whole = self._fresh(param)
                 own: _OfTensor | None = None
                 if engine is None:
                     saved = self.state.get(param, {})
                     shape = param.shape
                     buffers = {kind: saved.get(kind) for kind in ("velocity", "master")}
-                    own = _kept(saved, local, fresh)
+                    own = _kept(saved, param, fresh, whole)
                 elif (position := positions.get(id(param))) is not None:
                     shape = local.shape
                     if history is not None:
@@ -94,19 +95,30 @@ class Memory(Groups):
                 # What the first step would make; so that a state always has the same tensors.
                 if self._has_velocity(group) and buffers.get("velocity") is None:
                     buffers["velocity"] = torch.zeros_like(local, dtype=_velocity_dtype(local))
-                    own = None
+                    # Nothing is an average of nothing; a process that has no elements of a tensor lacks none.
+                    own = own if local.numel() == 0 else None
                 if self._master_weights and is_half(local) and buffers.get("master") is None:
                     buffers["master"] = local.to(torch.float32)
                 for key, values in buffers.items():
                     if values is not None:
                         entry[key] = sharded.as_sharded(values, param)
-                if shared is not None and fresh is not None:
+                if shared is not None and fresh is not None and whole is not None:
                     numbers, variances = own or (fresh.tensors[0], fresh.variances[0])
                     entry |= named_numbers(SHARED, shared)
                     entry |= named_numbers(OF_TENSOR, numbers)
-                    entry |= as_entry(local, variances)
+                    entry |= as_entry(param, variances, whole.variances[0])
                 entries[param] = entry
         return entries
+
+    def _fresh(self, param: Tensor) -> tuple[History | None, History | None]:
+        """What the method remembers before the first step, of this process's part of a parameter and of the
+        whole; None with a method that remembers no numbers.
+        """
+        method, part = self._METHOD.example(), part_of(param)
+        own = fresh_history(method, sharded.local(param), part)
+        if part is None:
+            return own, own
+        return own, fresh_history(method, torch.empty(part.whole, device="meta"))
 
     def _kept_shared(self) -> dict[str, float] | None:
         """What self.state has of the history that tensors share; None with a method that has none."""
@@ -148,9 +160,9 @@ class Memory(Groups):
             masters.append(_flat(master, local, torch.float32))
             # It says how much of the average a velocity has, so that it is nothing without.
             lost = moving and velocity is None
-            fresh = fresh_history(self._METHOD.example(), local)
+            fresh, whole = self._fresh(param)
             if fresh is not None:
-                own = None if lost else _kept(self.state.get(param, {}), local, fresh)
+                own = None if lost else _kept(self.state.get(param, {}), param, fresh, whole)
                 histories.append(own or (fresh.tensors[0], fresh.variances[0]))
         counts = self._counts()
         if counts == (0, 0) and not any(buffer is not None for buffer in velocities + masters):
@@ -169,9 +181,10 @@ class Memory(Groups):
         Per parameter ``step`` and ``skipped`` (steps applied and skipped), ``velocity`` with momentum or
         averaged gradients, ``master`` with master weights; with the adaptive method what it remembers,
         numbers whose names are in the keys: ``history(below,high,...)``, of losses, alike in all, and
-        ``tensor_history(average_rest,...)``; and ``variances(row,columns)``, averages of squares for each
-        column and each row, whose key has the elements of a row and how many columns there are. Copies are
-        made. On a CUDA device it waits for the steps.
+        ``tensor_history(average_rest,...)``; and ``columns(row,columns)`` and ``rows(row,columns)``, averages
+        of squares for each column and each row, whose keys have the elements of a row and how many columns
+        there are. Of a sharded parameter all are sharded as it is, as far as they are not the same in all
+        processes. Copies are made. On a CUDA device it waits for the steps.
         """
         self._show_state()
         return super().state_dict()
@@ -240,8 +253,8 @@ class Memory(Groups):
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
-            fresh = fresh_history(self._METHOD.example(), sharded.local(param))
-            entry = load_entry(name, loaded["state"].get(key, {}), param, fresh)
+            _, whole = self._fresh(param)
+            entry = load_entry(name, loaded["state"].get(key, {}), param, whole)
             for kind in ("velocity", "master"):
                 if kind in entry:
                     entry[kind] = sharded.spread(entry[kind], param)
@@ -259,11 +272,15 @@ class Memory(Groups):
 _OfTensor = tuple[dict[str, float], Variances]
 
 
-def _kept(entry: dict[str, Any], local: Tensor, fresh: History | None) -> _OfTensor | None:
+def _kept(
+    entry: dict[str, Any], param: Tensor, fresh: History | None, whole: History | None
+) -> _OfTensor | None:
     """That of an optimizer's own entry; None when it is not whole."""
     numbers = kept_numbers(entry, OF_TENSOR)
-    variances = None if fresh is None else kept_variances(entry, local, fresh.variances[0])
-    return None if numbers is None or variances is None else (numbers, variances)
+    if numbers is None or fresh is None or whole is None:
+        return None
+    variances = kept_variances(entry, param, fresh.variances[0], whole.variances[0])
+    return None if variances is None else (numbers, variances)
 
 
 def is_half(param: Tensor) -> bool:
@@ -289,10 +306,7 @@ def check_not_capturing(device: torch.device) -> None:
 
 def _warn_of_new_shape(name: str, kind: str, values: Tensor, shape: torch.Size) -> None:
     remedy = "it starts at zero" if kind == "velocity" else "it is made from the parameter"
-    warnings.warn(
-        f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}",
-        stacklevel=2,
-    )
+    warn(f"tensor `{name}` has shape {tuple(shape)} now but its {kind} {tuple(values.shape)}: {remedy}")
 
 
 def _flat(values: Tensor | None, local: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -15,8 +15,8 @@ class Method:
 
     # In saved states.
     NAME: ClassVar[str]
-    # Whether it needs the norms of whole tensors, so that each process must hold all of them.
-    NEEDS_WHOLE_TENSORS: ClassVar[bool] = False
+    # Whether it decides from the sums of each tensor, so that each process must list all of them.
+    NEEDS_ALL_TENSORS: ClassVar[bool] = False
 
     @classmethod
     def example(cls) -> Method | None:

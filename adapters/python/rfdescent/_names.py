@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ._warn import warn
 
 __all__ = ["in_order_of"]
 
@@ -66,7 +67,7 @@ def _differences(groups: Sequence[Group], saved: Sequence[Group]) -> str:
 def _what_fits(groups: Sequence[Group], saved: Sequence[Group]) -> list[dict[str, Any]]:
     """The optimizer's groups with the keys of a state, or other keys for tensors that it does not have."""
     if differences := _differences(groups, saved):
-        warnings.warn(f"the state {differences}; what fits is loaded", UserWarning, stacklevel=2)
+        warn(f"the state {differences}; what fits is loaded")
     keys = {
         name: (key, group)
         for group in saved

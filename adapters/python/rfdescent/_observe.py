@@ -182,6 +182,10 @@ def check_loss(loss: Tensor) -> None:
     """Raises ValueError for a tensor that is no loss."""
     if loss.numel() != 1:
         raise ValueError(f"the loss has shape {tuple(loss.shape)}; give the mean over the batch, one number")
+    if loss.is_meta:
+        raise ValueError(
+            "the loss is on the device meta and has no value; compute it on a device with memory"
+        )
     if loss.dtype not in FORMATS:
         raise ValueError(f"the loss is {loss.dtype}; give float32, float64, float16 or bfloat16")
 

@@ -77,6 +77,8 @@ class Observing(torch.optim.Optimizer):
         ``torch.autograd.grad`` of an observed loss counts like its ``backward()``: with gradient penalties
         give ``step(loss=...)``. On several processes each observes its own loss; their mean counts.
         """
+        if not (scaler is None or callable(getattr(scaler, "scale", None))):
+            raise TypeError(f"scaler is a {type(scaler).__name__}; give the torch.amp.GradScaler")
         if isinstance(x, Tensor):
             self._observed.watch(x, scaler)
             return x

@@ -28,7 +28,7 @@ class Adaptive(Method):
     loss_bound: float | None
 
     NAME = "adaptive"
-    NEEDS_WHOLE_TENSORS = True
+    NEEDS_ALL_TENSORS = True
 
     @classmethod
     def example(cls) -> Adaptive:
@@ -69,8 +69,9 @@ class AdaptiveRFD(Descent):
     norm_lock, max_step_size, master_weights, stochastic_rounding
         As with `RFD`.
     process_group : ProcessGroup, "auto" or None
-        The processes that train together, each with all tensors, as with DistributedDataParallel. "auto" are
-        all processes when torch.distributed is initialised; None is this process alone.
+        The processes that train together, each with all tensors (DistributedDataParallel) or, on the CPU,
+        with a part of each (`fully_shard`, tensor parallel). "auto" are all processes when torch.distributed
+        is initialised; None is this process alone.
 
     Raises
     ------

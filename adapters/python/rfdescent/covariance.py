@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ._library import buffer, check, ffi, lib, path, struct, text, warn
+from ._library import buffer, check, ffi, lib, path, struct, text, warn_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +176,7 @@ class IsotropicCovariance:
             fitted,
         )
         self._accept_fit(fitted)
-        warn(said, stacklevel=2)
+        warn_of(said)
         return self
 
     def auto_fit(

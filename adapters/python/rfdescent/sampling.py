@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +15,9 @@ import torch
 from tqdm.auto import tqdm
 
 from ._batches import batches_of
-from ._library import buffer, check, ffi, init, lib, path, struct, warn
+from ._library import buffer, check, ffi, init, lib, path, struct, warn_of
 from ._sampler import Sampler
+from ._warn import warn
 from .covariance import samples
 
 __all__ = ["auto_fit"]
@@ -165,7 +165,7 @@ class _Run:
             said = bytes(ffi.buffer(lib.rfd_buffer_data(texts[0]), lib.rfd_buffer_size(texts[0])))
         finally:
             lib.rfd_buffer_destroy(texts[0])
-        warn(said, stacklevel=4)
+        warn_of(said)
         return fit
 
     def _fit_so_far(self) -> Any:
@@ -186,13 +186,11 @@ class _Run:
                 flags,
                 fit,
             )
-        warn(said, stacklevel=5)
+        warn_of(said)
         if fit.relative_std > self.options.tolerance:
-            warnings.warn(
+            warn(
                 f"max_iter = {self.max_iter} fits are used up: relative deviation {fit.relative_std:.3f} "
                 f"of the variance exceeds tol = {self.options.tolerance} after {fit.examples} examples",
-                UserWarning,
-                stacklevel=5,
             )
         return fit
 
@@ -248,12 +246,10 @@ class _Run:
         there = len(self.sampler.batches)
         if now.examples > _MOST_REPEATS * there and not self.warned:
             self.warned = True
-            warnings.warn(
+            warn(
                 f"the data has {there} examples only, and more than {_MOST_REPEATS} times as many have been "
                 "drawn: the samples repeat them, and the fit holds for them alone; give more data, or a "
                 "larger tol",
-                UserWarning,
-                stacklevel=5,
             )
         self.enough = self.max_iter is not None and self.fits >= self.max_iter
         return int(self.enough)

@@ -1,14 +1,14 @@
 """Training on several processes: DDP, FSDP2 (`fully_shard`) and tensor parallel, and mixtures of them.
 
-Each process sums the squares of the gradients it holds; the sums and the loss are added up over the processes
-in one all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts
-once: on the first that has it. Parameters of other processes need not exist here, as with pipelines, if all
-are named (``RFD(model.named_parameters(), ...)``).
+Each process sums what it holds of the gradients; the sums and the loss are added up over the processes in one
+all-reduce, and all take bitwise the same step. What several processes hold, replicated or tied, counts once:
+on the first that has it. With RFD parameters of other processes need not exist here, as with pipelines, if
+all are named (``RFD(model.named_parameters(), ...)``). A method that decides from the sums of each tensor, as
+the adaptive one, needs a part of each on every process, be it empty; where all hold all of them, as with DDP,
+it adds up the loss alone.
 
 The loss that counts is the mean of those given on the processes, as for gradients that are means of theirs;
-give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor. So is a method
-that needs the norms of whole tensors: then all processes hold all of them, as with DDP, and only the loss is
-added up.
+give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
 
 What one process can't step, such as a gradient of the wrong layout, fails in all of them, and nothing
 changes; on CUDA devices the others skip the step.
@@ -16,12 +16,11 @@ changes; on CUDA devices the others skip the step.
 
 from __future__ import annotations
 
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -29,10 +28,7 @@ from torch import Tensor
 
 from ._engine import Engine, Scalars, StepReport, TensorPlace
 from ._library import ffi
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
+from ._part import any_sharded, is_sharded, local, part_of
 
 __all__ = [
     "Reduction",
@@ -49,24 +45,6 @@ __all__ = [
 ]
 
 
-def any_sharded(values: Iterable[Any]) -> bool:
-    """Whether there is a DTensor among these."""
-    # None can exist before its module is imported, which takes a second.
-    module = sys.modules.get("torch.distributed.tensor")
-    # Of the few types that there are: faster than one value after another.
-    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, values)))
-
-
-def is_sharded(value: Any) -> TypeIs[DTensor]:
-    """Whether this is a DTensor."""
-    return any_sharded((value,))
-
-
-def local(param: Tensor) -> Tensor:
-    """The part of a parameter that this process holds, in place."""
-    return param.to_local() if is_sharded(param) else param
-
-
 def whole(value: Any) -> Any:
     """A scalar of all processes as a tensor of this one."""
     return value.full_tensor() if is_sharded(value) else value
@@ -78,26 +56,9 @@ def _shard(param: Tensor) -> tuple[int, ...]:
         return ()
     coordinate = param.device_mesh.get_coordinate() or ()
     return tuple(
-        place for place, placement in zip(coordinate, param.placements) if not placement.is_replicate()
-    )
-
-
-def _check_whole(method: str, places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
-    for place, param in zip(places, params):
-        if getattr(param, "_fsdp_flattened", False) or (
-            is_sharded(param)
-            and any(
-                param.device_mesh.size(dim) > 1 and not (placement.is_replicate() or placement.is_partial())
-                for dim, placement in enumerate(param.placements)
-            )
-        ):
-            raise ValueError(f"tensor `{place.name}` is sharded, {_remedy(method)}")
-
-
-def _remedy(method: str) -> str:
-    return (
-        f"but {method} needs the norm of each whole tensor: give every process all of them "
-        "(DistributedDataParallel), or use RFD"
+        place
+        for dim, (place, placement) in enumerate(zip(coordinate, param.placements))
+        if not placement.is_replicate() and param.device_mesh.size(dim) > 1
     )
 
 
@@ -146,8 +107,13 @@ def _check_alone(group: Any, places: Sequence[TensorPlace], params: Sequence[Ten
             )
 
 
-def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
+def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor], method: str | None) -> None:
     for place, param in zip(places, params):
+        if method is not None and place.part is not None and param.device.type != "cpu":
+            raise ValueError(
+                f"tensor `{place.name}` is sharded, but on {param.device} {method} needs whole tensors: give "
+                "every process all of them (DistributedDataParallel), or use RFD"
+            )
         if getattr(param, "_fsdp_flattened", False):
             raise ValueError(
                 f"tensor `{place.name}` belongs to FullyShardedDataParallel, which does not say what it is a "
@@ -193,11 +159,10 @@ def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-# Places of what the processes add up in a step: squared norms without and with length-scale factors, loss,
-# found_inf, how many failed and how many are there; and two words, of settings and of parameters, with their
-# squares, by which those of another process show.
-_NORMS, _LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK = slice(0, 2), 2, 3, 4, 5, 6, 8
-_SUMS = 10
+# Places of what the processes add up in a step: loss, found_inf, how many failed and how many are there; and
+# two words, of settings and of parameters, with their squares, by which those of another process show. Behind
+# them are the sums of the library's first half.
+_LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK, _SUMS = 0, 1, 2, 3, 4, 6, 8
 # Words are below, so that sums of their squares are exact. A prime: the last bits of a sum of floats are 0.
 _WORDS = 1_048_573
 
@@ -224,19 +189,19 @@ class Reduction:
         How many numbers require a gradient, over all processes, each tensor counted once.
     same : bool
         Whether every process holds all tensors.
-    whole : bool
-        Whether in addition each takes its step from the norms of its own, without adding them up.
+    count : int
+        How many numbers of the library's they add up; 0 where each takes its step from its own alone.
     """
 
     group: dist.ProcessGroup
     places: list[TensorPlace]
     elements: int
     same: bool
-    whole: bool = False
-    # What is added up, by the places below.
+    count: int
+    # What is added up, by the places above.
     _buffer: Tensor | None = None
-    # Where the engine's norm lies, and a view of it.
-    _norm: tuple[int, Tensor] | None = None
+    # Where the engine's sums lie on a device, and a view of them.
+    _own: tuple[int, Tensor] | None = None
 
     @classmethod
     def over(
@@ -244,26 +209,30 @@ class Reduction:
         group: Any,
         params: Sequence[Tensor],
         prepare: Callable[[], tuple[Sequence[TensorPlace], Any]],
-        method: str | None = None,
+        length: Callable[[list[TensorPlace]], int],
+        method: str | None,
     ) -> Reduction | None:
         """The reduction over a process group; None when this process trains alone.
 
-        Collective. `prepare` gives the places of `params`, and settings that must be equal in all processes.
-        What it raises is raised in all. `method` is the name of one that needs whole tensors.
+        Collective. `prepare` gives the places of `params`, and settings that must be equal in all processes,
+        `length` how many numbers they add up for tensors at such places, parts of what they are parts of.
+        What these raise is raised in all. `method` is the name of one that needs all tensors on every
+        process.
         """
         several = processes(group)
-        places: Sequence[TensorPlace] = []
+        places: list[TensorPlace] = []
+        count = 0
         held: list[Any] = []
         counts: list[int] = []
         settings, error = None, None
         try:
-            places, settings = prepare()
-            if method is not None:
-                _check_whole(method, places, params)
+            given, settings = prepare()
             if several is None:
-                _check_alone(group, places, params)
+                _check_alone(group, given, params)
                 return None
-            _check_shards(places, params)
+            places = [place._replace(part=part_of(param)) for place, param in zip(given, params)]
+            _check_shards(places, params, method)
+            count = length(places)
             held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
             counts = [local(param).numel() if param.requires_grad else 0 for param in params]
         except Exception as raised:
@@ -282,12 +251,14 @@ class Reduction:
                 )
         elements = sum({key: n for _, _, keys, each in gathered for key, n in zip(keys, each)}.values())
         for other, (_, _, theirs, _) in enumerate(gathered):
-            if method is not None and theirs != gathered[0][2]:
-                raise RuntimeError(f"process {other} has other tensors than process 0, {_remedy(method)}")
             if [key[:2] for key in theirs] != [key[:2] for key in gathered[0][2]]:
+                if method is not None:
+                    raise RuntimeError(
+                        f"process {other} has other tensors than process 0, but {method} decides from all of "
+                        "them: give every process all tensors, or a part of each, in the same order, or use "
+                        "RFD"
+                    )
                 _check_named(other, theirs)
-        if method is not None:
-            return cls(several, list(places), elements, same=True, whole=True)
         same = all(theirs == gathered[0][2] for _, _, theirs, _ in gathered) and not any(map(_shard, params))
         earlier = {key for _, _, keys, _ in gathered[:rank] for key in keys}
         return cls(
@@ -298,6 +269,7 @@ class Reduction:
             ],
             elements,
             same,
+            0 if same and method is not None else count,
         )
 
     def step(self, engine: Engine, scalars: Scalars, of_all: bool = True) -> StepReport | None:
@@ -313,12 +285,11 @@ class Reduction:
         """
         device = engine.device
         sums = self._sums(device)
-        sums[_FAILED:] = 0.0
-        if self.whole:
-            sums[_NORMS] = 0.0
-        else:
+        sums[_FAILED:_SUMS] = 0.0
+        of_library = sums[_SUMS:]
+        if self.count:
             try:
-                sums[_NORMS] = self._two_doubles(engine.squared_norm(), device)
+                of_library.copy_(self._doubles(engine.local_sums(scalars), device))
             except Exception as error:
                 self.fail(error, device)
         sums[_LOSS] = scalars.loss
@@ -333,15 +304,15 @@ class Reduction:
             sums[_NETWORK + 1] = network * network
         self._add_up(sums)
         if self.same:
-            sums[_NORMS] /= sums[_PRESENT]
+            of_library /= sums[_PRESENT]
         if not of_all:
             sums[_LOSS] *= dist.get_world_size(self.group) / sums[_PRESENT]
         if device.type == "cpu":
-            _, _, loss, found_inf, *_ = sums.tolist()
+            loss, found_inf = sums[:_FAILED].tolist()
         else:
             loss, found_inf = sums[_LOSS], sums[_FOUND_INF].to(torch.float32)
         scalars = Scalars(loss, scalars.grad_scale, found_inf)
-        return engine.step(scalars, norm=None if self.whole else sums)
+        return engine.step(scalars, of_library if self.count else None)
 
     def _add_up(self, sums: Tensor) -> None:
         dist.all_reduce(sums, group=self.group)
@@ -356,7 +327,7 @@ class Reduction:
         """What differed between the processes in the last step: ``rates``, ``network``. Waits for it."""
         if self._buffer is None:
             return []
-        sums = self._buffer.tolist()
+        sums = self._buffer[:_SUMS].tolist()
         # Equal words, and only these, have as large a sum of squares as that.
         return [
             name
@@ -382,25 +353,26 @@ class Reduction:
 
     def _sums(self, device: torch.device) -> Tensor:
         if self._buffer is None or self._buffer.device != device:
-            self._buffer = torch.empty(_SUMS, dtype=torch.float64, device=device)
+            self._buffer = torch.empty(_SUMS + self.count, dtype=torch.float64, device=device)
         return self._buffer
 
-    def _two_doubles(self, pointer: Any, device: torch.device) -> Tensor:
+    def _doubles(self, pointer: Any, device: torch.device) -> Tensor:
         if device.type == "cpu":
-            return torch.tensor((pointer[0], pointer[1]), dtype=torch.float64, device=device)
+            return torch.frombuffer(ffi.buffer(pointer, 8 * self.count), dtype=torch.float64)
         address = int(ffi.cast("uintptr_t", pointer))
         # Kept: PyTorch asks the driver about the address, which it must not while a graph is captured.
-        if self._norm is None or self._norm[0] != address:
-            self._norm = (address, torch.as_tensor(_DeviceMemory(address), device=device))
-        return self._norm[1]
+        if self._own is None or self._own[0] != address:
+            memory = _DeviceMemory(address, self.count)
+            self._own = (address, torch.as_tensor(memory, device=device))
+        return self._own[1]
 
 
 class _DeviceMemory:
     """Device memory of the library, as torch.as_tensor takes it without a copy."""
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, address: int, count: int) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (2,),
+            "shape": (count,),
             "typestr": "<f8",
             "data": (address, False),
             "version": 2,

@@ -69,7 +69,7 @@ class AdaptiveReference:
         for group in self.groups:
             group["params"] = [p.detach().to(torch.float64).clone() for p in group["params"]]
             group["lengths"] = [
-                math.sqrt(0.1 * max(float(p.square().mean().sqrt()), 0.01)) if p.dim() > 1 else 0.1
+                math.sqrt(0.1 * max(float(p.square().mean().sqrt()), 0.01 if p.dim() > 1 else 0.1))
                 for p in group["params"]
             ]
         self.averaging, self.loss_bound = averaging, loss_bound

@@ -125,10 +125,11 @@ def test_rows_do_not_depend_on_the_order_of_memory():
     take(one, p, grads[:10])
     take(other, q, grads[:10])
     assert not p.is_contiguous(memory_format=torch.channels_last) and torch.allclose(p, q, rtol=1e-12)
-    (key,) = (key for key in one.state_dict()["state"][0] if key.startswith("variances"))
-    assert key == "variances(30,30)"
-    saved, same = one.state_dict()["state"][0][key], other.state_dict()["state"][0][key]
-    assert torch.allclose(saved, same, rtol=1e-12)
+    saved, same = (optimizer.state_dict()["state"][0] for optimizer in (one, other))
+    assert saved["columns(30,30)"].shape == p.shape[1:]
+    assert saved["rows(30,30)"].shape == (p.shape[0], 1)
+    for key in ("columns(30,30)", "rows(30,30)"):
+        assert torch.allclose(saved[key], same[key], rtol=1e-12)
     other.load_state_dict(one.state_dict())
     take(one, p, grads[10:])
     take(other, q, grads[10:])
@@ -144,15 +145,15 @@ def test_rows_of_a_transposed_matrix():
     take(other, q, [grad.t() for grad in grads[:10]])
     assert torch.equal(p.t(), q)
     state = one.state_dict()
-    assert torch.equal(
-        state["state"][0]["variances(6,6,1)"], other.state_dict()["state"][0]["variances(6,6)"]
-    )
+    for kind in ("columns", "rows"):
+        transposed = state["state"][0][f"{kind}(6,6,1)"]
+        assert torch.equal(transposed, other.state_dict()["state"][0][f"{kind}(6,6)"])
     resumed = AdaptiveRFD([("p", p)])
     resumed.load_state_dict(state)
     take(resumed, p, grads[10:])
     take(other, q, [grad.t() for grad in grads[10:]])
     assert torch.equal(p.t(), q)
-    with pytest.raises(ValueError, match=r"`p`: its saved variances\(6,6,1\) .* variances\(5,5\)"):
+    with pytest.raises(ValueError, match=r"`p`: its saved columns\(6,6,1\) .* columns\(5,5\)"):
         AdaptiveRFD([("p", p.detach().contiguous().requires_grad_())]).load_state_dict(state)
 
 
@@ -271,7 +272,8 @@ def test_contents():
     kinds = {"step", "skipped", "velocity", "master", SHARED, OF_TENSOR}
     for p, entry in zip(model.parameters(), fresh.values(), strict=True):
         row, columns = p[0].numel() if p.dim() > 1 else p.numel(), p[0].numel() if p.dim() > 1 else 0
-        assert set(entry) == {*kinds, f"variances({row},{columns})"}
+        of_columns = {f"columns({row},{columns})"} if columns else set()
+        assert set(entry) == {*kinds, *of_columns, f"rows({row},{columns})"}
     train(model, optimizer, 1)
     state = optimizer.state_dict()["state"]
     for p, before, entry in zip(model.parameters(), fresh.values(), state.values(), strict=True):
@@ -285,15 +287,34 @@ def test_contents():
         # The weight of a first one in an average.
         squares = 0.02 * p.grad.double().square()
         assert own["squares"] == pytest.approx(float(squares.sum()), rel=1e-12)
-        (variances,) = (values for key, values in entry.items() if key.startswith("variances("))
-        expected = squares.mean(0), squares.mean(1) if p.dim() > 1 else squares.mean()
-        expected = torch.cat(expected) if p.dim() > 1 else expected[1].reshape(1)
-        assert torch.allclose(variances, expected, rtol=1e-12, atol=0)
+        variances = [values for key, values in entry.items() if key.startswith(("columns(", "rows("))]
+        expected = [squares.mean(0), squares.mean(1, keepdim=True)] if p.dim() > 1 else [squares.mean()]
+        for found, mean in zip(variances, expected, strict=True):
+            assert torch.allclose(found, mean, rtol=1e-12, atol=0)
         assert shared["loss"] == pytest.approx(0.1 * optimizer.report.loss, rel=1e-12)
         assert shared["last"] == optimizer.report.loss
     # Loading what no step has changed is no state at all.
     optimizer.load_state_dict({"state": fresh, "param_groups": optimizer.state_dict()["param_groups"]})
     assert optimizer.report.applied_steps == 0
+
+
+def test_a_state_with_rows_and_columns_in_one_tensor():
+    """As they were saved before, in the order of the shape."""
+    (p, grads), (q, _) = laid_out("channels_last"), laid_out("channels_last")
+    one, other = AdaptiveRFD([p]), AdaptiveRFD([q])
+    take(one, p, grads[:10])
+    state = one.state_dict()
+    state["state"][0] = dict(state["state"][0])
+    kinds = [state["state"][0].pop(f"{kind}(30,30)").flatten() for kind in ("columns", "rows")]
+    state["state"][0]["variances(30,30)"] = torch.cat(kinds)
+    other.load_state_dict(state)
+    q.data.copy_(p)
+    take(one, p, grads[10:])
+    take(other, q, grads[10:])
+    assert torch.equal(p, q)
+    del state["state"][0]["variances(30,30)"]
+    with pytest.raises(ValueError, match="has a tensor_history, but no columns and no rows; load it"):
+        other.load_state_dict(state)
 
 
 def test_distributed_checkpoint(tmp_path):
@@ -341,13 +362,13 @@ def test_states_are_of_one_method(cov):
         (OF_TENSOR, torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
         # Which the first release would have saved.
         ("history", torch.zeros(12), "saved history has the numbers .*factor, .*, not"),
+        ("rows(7,7)", torch.zeros(3), r"saved rows\(7,7\) has shape \(3,\), but the parameter has columns"),
+        ("columns(7,7)", torch.full((7,), math.inf), "saved columns is not finite"),
+        ("columns(5,7)", torch.zeros(7), r"saved columns\(5,7\) has shape \(7,\), but the parameter has"),
+        ("columns(7,7)", None, "saved columns is None"),
+        # As states had both before.
         ("variances(7,7)", torch.zeros(3), r"saved variances\(7,7\) has shape \(3,\), but the parameter has"),
-        ("variances(7,7)", torch.full((12,), math.inf), "saved variances is not finite"),
-        (
-            "variances(5,7)",
-            torch.zeros(12),
-            r"saved variances\(5,7\) has shape \(12,\), but the parameter has",
-        ),
+        ("variances(7,7)", torch.full((12,), math.inf), "saved columns is not finite"),
         ("variances(7,7)", None, "saved variances is None"),
         ("tensor_history(surprise)", torch.zeros(1), "has the numbers average_rest, .*, surprise, not aver"),
         ("tensor_history()", torch.zeros(1), r"saved tensor_history has shape \(1,\), not \(0,\)"),
@@ -364,6 +385,25 @@ def test_a_damaged_state(key, value, message):
         optimizer.load_state_dict(damaged)
     train(model, optimizer, 1)
     assert optimizer.report.applied_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ([SHARED], "has no history"),
+        ([OF_TENSOR], "has no tensor_history"),
+        ([SHARED, OF_TENSOR], "has no history and no tensor_history"),
+    ],
+)
+def test_a_state_of_which_a_part_is_missing(missing, message):
+    model = network()
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 1)
+    part = optimizer.state_dict()
+    for key in missing:
+        del part["state"][2][key]
+    with pytest.raises(ValueError, match=f"tensor `2.weight`: its saved state {message};"):
+        optimizer.load_state_dict(part)
 
 
 def test_numbers_are_found_by_name():

@@ -36,6 +36,14 @@ def said(action, times=1):
     return [str(warning.message) for warning in caught]
 
 
+def test_a_warning_points_at_the_line_that_steps(make):
+    model = network()
+    step = stepper(model, make(model.parameters(), lr=1e-3))
+    with pytest.warns(UserWarning, match="needs? no learning rate") as caught:
+        step()
+    assert caught[0].filename == __file__
+
+
 def stepper(model, optimizer):
     x, y = torch.randn(16, 7), torch.randint(0, 3, (16,))
 

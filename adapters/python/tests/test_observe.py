@@ -260,6 +260,10 @@ def test_what_cant_be_observed(make):
         optimizer.observe(0.5)
     with pytest.raises(ValueError, match=r"the loss has shape \(16, 3\); give the mean"):
         optimizer.observe(model(batch()[0]))
+    with pytest.raises(ValueError, match="the loss is on the device meta"):
+        optimizer.observe(torch.empty((), device="meta", requires_grad=True))
+    with pytest.raises(TypeError, match="scaler is a int; give the torch.amp.GradScaler"):
+        optimizer.observe(model, scaler=5)
     with pytest.raises(TypeError, match="the function <lambda> is observed but returned a int"):
         optimizer.observe(lambda: 3)()
     # Left out.
@@ -274,7 +278,9 @@ def test_a_step_without_a_loss_names_observe(make):
         optimizer.step()
     with pytest.raises(TypeError, match=r"closure returned None.*`return loss`.*optimizer\.observe\(loss\)"):
         optimizer.step(lambda: None)
-    for wrong in ((p.sum(), p), {"loss": p.sum()}):
+    with pytest.raises(ValueError, match="the loss is beyond the range of floats"):
+        optimizer.step(loss=10**400)
+    for wrong in ((p.sum(), p), {"loss": p.sum()}, "abc"):
         with pytest.raises(TypeError, match=rf"the loss is a {type(wrong).__name__}; give one number"):
             optimizer.step(loss=wrong)
         with pytest.raises(TypeError, match=rf"the loss is a {type(wrong).__name__}; give one number"):

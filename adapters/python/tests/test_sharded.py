@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import math
 import weakref
 
@@ -143,27 +144,41 @@ def adaptive_skips(_):
     check_equal_everywhere(optimizer.report)
 
 
-def adaptive_refuses(_):
-    """Shards of all kinds, by the name of the method and with what to do."""
-    message = r"is sharded, but AdaptiveRFD needs the norm of each whole.*DistributedDataParallel.*or use RFD"
+def sharded_adaptive(_):
+    """FSDP2, in one dimension and with replicas, where a process has nothing of some tensors."""
     ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,))
     hybrid = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("replicate", "shard"))
-    for shard in (mesh, hybrid):
+    options = {"lr": 0.5, "weight_decay": 0.01}
+    for mesh in (init_device_mesh("cpu", (ranks,)), hybrid):
         model = Network()
-        fully_shard(model, mesh=shard)
-        for group in ("auto", None):
-            with pytest.raises(ValueError, match=rf"tensor `first.weight` {message}"):
-                train(model, AdaptiveRFD(model.named_parameters(), process_group=group), 1, of_rank)
-    model = parallel(mesh, sequence=False)
-    optimizer = AdaptiveRFD(model.named_parameters())
-    model(tokens(0)).square().mean().backward()
-    with pytest.raises(ValueError, match=rf"tensor `up.weight` {message}"):
-        optimizer.step(loss=2.0)
+        fully_shard(model.last, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = AdaptiveRFD(model.named_parameters(), **options)
+        check(model, optimizer, 12, of_rank, AdaptiveRFD, **options)
+        for entry in optimizer.state_dict()["state"].values():
+            # What processes share is the same in all.
+            for values in entry.values():
+                if not isinstance(values, DTensor):
+                    check_equal_everywhere(values)
+
+
+def adaptive_refuses(_):
+    """By the name of the method and with what to do."""
+    model = Network()
+    fully_shard(model)
+    with pytest.raises(ValueError, match="`first.weight` is a DTensor of several .* process_group is None"):
+        train(model, AdaptiveRFD(model.named_parameters(), process_group=None), 1, of_rank)
+    with pytest.raises(ValueError, match=r"param_groups\[0\] has norm_lock, which several processes can't"):
+        train(model, AdaptiveRFD(model.named_parameters(), norm_lock=True), 1, of_rank)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    prime = torch.nn.Parameter(distribute_tensor(torch.ones(4, 4099), mesh, [Shard(0)]))
+    prime.grad = distribute_tensor(torch.ones(4, 4099), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="tensor `prime` is sharded, but its rows of 4099 elements"):
+        AdaptiveRFD([("prime", prime)]).step(loss=2.0)
     p = torch.nn.Parameter(torch.ones(8))
     p._fsdp_flattened = True
     p.grad = torch.ones(8)
-    with pytest.raises(ValueError, match=rf"tensor `weight` {message}"):
+    with pytest.raises(ValueError, match=r"tensor `weight` belongs to Fully.*use fully_shard"):
         AdaptiveRFD([("weight", p)]).step(loss=2.0)
     # A stage of a pipeline.
     p = torch.nn.Parameter(torch.ones(8))
@@ -226,10 +241,10 @@ def parallel(mesh, sequence):
     return parallelize_module(model, mesh, plan)
 
 
-def check_block(model, optimizer, sequence_data, **options):
+def check_block(model, optimizer, sequence_data, method, steps, **options):
     single = Block()
-    alone = RFD(single.named_parameters(), covariance_model=COV, process_group=None, **options)
-    for k in range(3):
+    alone = method(single.named_parameters(), process_group=None, **options)
+    for k in range(steps):
         for net, opt, x in ((model, optimizer, sequence_data(k)), (single, alone, tokens(k))):
             opt.zero_grad()
             loss = net(x).square().mean() + 2
@@ -242,34 +257,37 @@ def check_block(model, optimizer, sequence_data, **options):
         assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4), name
 
 
+BLOCKS = [(published, {"lr": 0.01, "momentum": 0.5}, 3), (AdaptiveRFD, {"lr": 0.5}, 12)]
+
+
 def tokens(k):
     return torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(k))
 
 
 def tensor_parallel(_):
-    options = {"lr": 0.01, "momentum": 0.5}
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for sequence in (False, True):
+    for sequence, (method, options, steps) in itertools.product((False, True), BLOCKS):
         model = parallel(mesh, sequence)
-        optimizer = RFD(model.named_parameters(), covariance_model=COV, **options)
+        optimizer = method(model.named_parameters(), **options)
 
         def data(k, sequence=sequence):
             x = tokens(k)
             # With sequence parallel each process has its part of the tokens.
             return x.chunk(dist.get_world_size(), dim=1)[dist.get_rank()] if sequence else x
 
-        check_block(model, optimizer, data, **options)
+        check_block(model, optimizer, data, method, steps, **options)
 
 
 def fsdp_and_tensor_parallel(_):
     """Two dimensions of sharding at once."""
-    options = {"lr": 0.01, "momentum": 0.5}
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
-    model = parallel(mesh["tensor"], sequence=False)
-    fully_shard(model, mesh=mesh["data"])
-    optimizer = RFD(model.named_parameters(), covariance_model=COV, **options)
     part = mesh["data"].get_local_rank()
-    check_block(model, optimizer, lambda k: tokens(k).chunk(mesh["data"].size())[part], **options)
+    for method, options, steps in BLOCKS:
+        model = parallel(mesh["tensor"], sequence=False)
+        fully_shard(model, mesh=mesh["data"])
+        optimizer = method(model.named_parameters(), **options)
+        data = [tokens(k).chunk(mesh["data"].size())[part] for k in range(steps)]
+        check_block(model, optimizer, data.__getitem__, method, steps, **options)
 
 
 def half_precision(_):
@@ -383,6 +401,190 @@ def checkpoint(folder):
                 assert torch.allclose(whole(p), whole(q), rtol=1e-3, atol=1e-4)
     copied = copy.deepcopy(optimizer.state_dict())
     assert isinstance(copied["state"][0]["velocity"], DTensor)
+
+
+def adaptive_checkpoint(folder):
+    """The same with the variances of rows and columns; FSDP2, with replicas, tensor parallel on it, DDP."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+
+    def make(kind):
+        model = Block()
+        if "parallel" in kind:
+            model = parallel(mesh["tensor"], sequence=False)
+            fully_shard(model, mesh=mesh["data"])
+        elif kind == "ddp":
+            model = DistributedDataParallel(model)
+        else:
+            fully_shard(model, mesh=mesh if kind == "hybrid" else None)
+        return model, AdaptiveRFD(model.parameters())
+
+    def run(model, optimizer, steps, first=0):
+        # All processes have all tokens, so that every kind has the same gradients.
+        for k in range(first, first + steps):
+            optimizer.zero_grad()
+            loss = model(tokens(k)).square().mean() + 2
+            loss.backward()
+            optimizer.step(loss=loss)
+
+    model, optimizer = make("fsdp")
+    run(model, optimizer, 10)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    run(model, optimizer, 5, first=10)
+    for kind in ("fsdp", "hybrid", "parallel", "ddp"):
+        other, resumed = make(kind)
+        weights, state = get_state_dict(other, resumed)
+        dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+        set_state_dict(other, resumed, model_state_dict=weights, optim_state_dict=state)
+        assert resumed.report.applied_steps == 10
+        run(other, resumed, 5, first=10)
+        check_equal_everywhere(resumed.report)
+        assert resumed.report.trust == optimizer.report.trust
+        assert resumed.report.learning_rate == pytest.approx(optimizer.report.learning_rate, rel=1e-5)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            if kind == "fsdp":
+                assert torch.equal(whole(p), whole(q))
+            else:
+                assert torch.allclose(whole(p), whole(q), rtol=1e-3, atol=1e-4)
+
+
+def saved_on_some(folder):
+    """The first part of a training, whose state other processes go on from."""
+    model = Network()
+    fully_shard(model)
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 10, of_rank)
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
+
+
+def resumed_on_others(folder):
+    """The second part, beside the same training in one process."""
+    single = Network()
+    alone = AdaptiveRFD(single.named_parameters(), process_group=None)
+    train(single, alone, 10)
+    model = Network()
+    fully_shard(model)
+    optimizer = AdaptiveRFD(model.named_parameters())
+    weights, state = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    for k in range(10, 15):
+        train(single, alone, 1, first=k)
+        train(model, optimizer, 1, of_rank, first=k)
+        check_equal_everywhere(optimizer.report)
+        assert optimizer.report.applied_steps == k + 1
+        assert optimizer.report.trust == alone.report.trust
+        assert optimizer.report.step_size == pytest.approx(alone.report.step_size, rel=1e-4)
+    for p, q in zip(model.parameters(), single.parameters(), strict=True):
+        assert torch.allclose(whole(p), q, rtol=1e-3, atol=1e-4)
+
+
+def long_rows(_):
+    """Rows and vectors of more than 4096 elements are one row where processes hold pieces of them; whole
+    again they are cut, with what they had.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(4)
+    values = [torch.randn(shape, generator=generator) for shape in ((3, 8192), (3, 8192), (6000,))]
+    placements = [Shard(0), Shard(1), Shard(0)]
+
+    def parameters(cut):
+        return [
+            torch.nn.Parameter(distribute_tensor(v.clone(), mesh, [place if cut else Replicate()]))
+            for v, place in zip(values, placements)
+        ]
+
+    def take(optimizer, params, steps, first=0):
+        for k in range(first, first + steps):
+            generator = torch.Generator().manual_seed(k)
+            for p in params:
+                grad = torch.randn(p.shape, generator=generator)
+                p.grad = distribute_tensor(grad, mesh, p.placements)
+            optimizer.step(loss=2.0)
+            check_equal_everywhere(optimizer.report)
+
+    cut, joined = parameters(True), parameters(False)
+    optimizer, other = AdaptiveRFD(cut), AdaptiveRFD(joined)
+    take(optimizer, cut, 5)
+    other.load_state_dict(get_whole(optimizer))
+    for index, (of_rows, kept) in enumerate([((3, 2), False), ((3, 2), True), ((2,), True)]):
+        (rows,) = (v for k, v in other.state_dict()["state"][index].items() if k.startswith("rows("))
+        assert rows.shape == of_rows
+        # One variance in all pieces.
+        assert kept == bool((rows == rows[..., :1]).all())
+    # And back, with the same bits.
+    again = parameters(True)
+    resumed = AdaptiveRFD(again)
+    resumed.load_state_dict(other.state_dict())
+    for p, q in zip(again, cut):
+        p.data.copy_(q)
+    take(optimizer, cut, 3, first=5)
+    take(resumed, again, 3, first=5)
+    assert resumed.report == optimizer.report
+    assert all(torch.equal(whole(p), whole(q)) for p, q in zip(cut, again))
+
+
+def get_whole(optimizer):
+    """A state as one process has it."""
+    state = optimizer.state_dict()
+    entries = {
+        index: {key: whole(values) for key, values in entry.items()}
+        for index, entry in state["state"].items()
+    }
+    return {**state, "state": entries}
+
+
+def adaptive_half_precision(_):
+    """bfloat16 shards with master weights beside whole ones: bits of the same rounding but for rare ties."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn((40, 30), generator=generator).to(torch.bfloat16)
+    found = []
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        p = torch.nn.Parameter(distribute_tensor(values.clone(), mesh, [placement]))
+        optimizer = AdaptiveRFD([("weight", p)], master_weights=True)
+        for k in range(12):
+            grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(k)).to(torch.bfloat16)
+            p.grad = distribute_tensor(grad, mesh, [placement])
+            optimizer.step(loss=2.0)
+            check_equal_everywhere(optimizer.report)
+        found.append(whole(p))
+    for cut in found[1:]:
+        assert int((cut != found[0]).sum()) <= 2
+    assert not torch.equal(found[0], values)
+
+
+def adaptive_shards_skip(_):
+    """What makes one process skip makes all skip; what one can't step fails in all."""
+    one = dist.get_rank() == 1
+    model = Network()
+    fully_shard(model)
+    optimizer = AdaptiveRFD(model.named_parameters())
+    train(model, optimizer, 2, of_rank)
+    before = [p.to_local().clone() for p in model.parameters()]
+    optimizer.step(loss=math.nan if one else 2.0)
+    assert optimizer.report.outcome == "non_finite_loss"
+    grad = model.first.weight.grad.to_local()
+    kept = grad.clone()
+    if one:
+        grad.flatten()[0] = math.inf
+    optimizer.step(loss=2.0)
+    assert optimizer.report.outcome == "non_finite_gradient"
+    grad.copy_(kept)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(float(one)), torch.tensor(2.0)
+    optimizer.step(loss=2.0)
+    assert optimizer.report.outcome == "found_inf"
+    error, text = (ValueError, "one number") if one else (RuntimeError, "process 1 failed.*one number")
+    with pytest.raises(error, match=text):
+        optimizer.step(loss=torch.ones(2) if one else 2.0)
+    if one:
+        model.first.weight.grad = None
+    with pytest.raises(ValueError, match="`first.weight`: has 49 elements, but the ranks' sums are of"):
+        optimizer.step(loss=2.0)
+    assert all(torch.equal(b, p.to_local()) for b, p in zip(before, model.parameters(), strict=True))
+    check_equal_everywhere(optimizer.report)
 
 
 def whole_state_into_shards(_):
@@ -547,6 +749,11 @@ TESTS = {
         "ddp",
         "ddp_adaptive",
         "adaptive_skips",
+        "sharded_adaptive",
+        "adaptive_checkpoint",
+        "adaptive_half_precision",
+        "adaptive_shards_skip",
+        "long_rows",
         "adaptive_refuses",
         "fsdp",
         "tensor_parallel",
@@ -565,6 +772,9 @@ TESTS = {
     4: [
         "ddp",
         "ddp_adaptive",
+        "sharded_adaptive",
+        "adaptive_checkpoint",
+        "adaptive_half_precision",
         "adaptive_refuses",
         "fsdp",
         "fsdp_hybrid",
@@ -583,6 +793,13 @@ TESTS = {
 @pytest.mark.parametrize("ranks", TESTS)
 def test_processes(ranks, tmp_path):
     spawn(ranks, __name__, TESTS[ranks], tmp_path)
+
+
+@with_gloo
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (4, 1)])
+def test_going_on_with_another_number_of_processes(before, after, tmp_path):
+    spawn(before, __name__, ["saved_on_some"], tmp_path)
+    spawn(after, __name__, ["resumed_on_others"], tmp_path)
 
 
 def test_a_group_of_one(tmp_path):

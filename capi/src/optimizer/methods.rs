@@ -163,9 +163,9 @@ pub unsafe extern "C" fn rfd_adaptive_init(adaptive: *mut rfd_adaptive, size: us
 /// Makes an optimizer of the adaptive method, whose steps follow from the losses and gradients of training
 /// itself, without a fitted model. Otherwise as rfd_fitted_optimizer_create.
 ///
-/// `adaptive` may be null, for the defaults. The halves of sharded steps, rfd_optimizer_squared_norm and
-/// rfd_optimizer_step_with_norm, are refused: the method needs the norms of whole tensors. A saved state can
-/// be loaded into an optimizer of the same method only.
+/// `adaptive` may be null, for the defaults. In sharded training, which is for the CPU, specs say what their
+/// tensors are parts of (`whole`), and every rank lists the same tensors. A saved state can be loaded into an
+/// optimizer of the same method only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_adaptive_optimizer_create(
     adaptive: *const rfd_adaptive,

@@ -29,16 +29,16 @@ unsafe fn arguments<'a>(
     }
 }
 
-/// A whole step, or with `norm` the second half of one, over the tensors that `locate` finds: it compares
+/// A whole step, or with `sums` the second half of one, over the tensors that `locate` finds: it compares
 /// their lengths, formats and places with the specs.
 ///
 /// # Safety
 /// The arguments are what the header says of those of rfd_optimizer_step, and so is the memory of
-/// the tensors; `norm` points to two numbers where the tensors are.
+/// the tensors; `sums` points to the numbers that ranks add up, where the tensors are.
 unsafe fn step(
     optimizer: &rfd_optimizer,
     locate: impl FnOnce(&AnyOptimizer, &mut Vec<RawTensor>) -> Result<()>,
-    norm: Option<*const f64>,
+    sums: Option<*const f64>,
     input: *const rfd_step_input,
     on: *mut c_void,
     report: *mut rfd_step_report,
@@ -57,9 +57,9 @@ unsafe fn step(
     // SAFETY: `locate` compared lengths, formats and places with the specs; the caller vouches for the memory
     // and the stream.
     let done = unsafe {
-        match norm {
+        match sums {
             None => optimizer.step(scratch, &input, stream(on))?,
-            Some(norm) => optimizer.step_with_norm(scratch, address(norm), &input, stream(on))?,
+            Some(sums) => optimizer.step_with_sums(scratch, address(sums), &input, stream(on))?,
         }
     };
     if let (Some(out), Some(done)) = (out, done) {
@@ -221,61 +221,83 @@ pub unsafe extern "C" fn rfd_optimizer_finish(
     })
 }
 
-/// The first half of a step in sharded training: squared norms of this rank's gradients.
+/// How many doubles ranks add up between the halves of a step in sharded training: 2, or with the adaptive
+/// method a number that follows from the list of tensors, the same on all ranks.
 ///
-/// On success `*norm` points to two doubles that belong to the optimizer, host memory on the CPU, device
-/// memory on a device: the squared norm over the tensors that count, and the same with length-scale factors.
-/// The caller adds them up over all ranks, there or elsewhere, and passes the sums to
-/// rfd_optimizer_step_with_norm. They are valid until the next step or half of one. No pointer may be null,
-/// except as in rfd_optimizer_step, whose rules for `params`, `grads` and `stream` hold. One thread at a
-/// time.
+/// No pointer may be null. One thread at a time.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_squared_norm(
+pub unsafe extern "C" fn rfd_optimizer_sums_len(
+    optimizer: *mut rfd_optimizer,
+    len: *mut usize,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, Out::new(len, "len")?) };
+        out.set(optimizer.lock()?.optimizer.sums_len());
+        Ok(())
+    })
+}
+
+/// The first half of a step in sharded training: the sums of this rank's parameters and gradients by which
+/// the step is decided. Of `input` it reads the gradient scale alone.
+///
+/// On success `*sums` points to as many doubles as rfd_optimizer_sums_len says, which belong to the
+/// optimizer, host memory on the CPU, device memory on a device. The caller adds them up over all ranks,
+/// number by number, there or elsewhere, and passes the result to rfd_optimizer_step_with_sums. They are
+/// valid until the next step or half of one. No pointer may be null, except as in rfd_optimizer_step, whose
+/// rules for `params`, `grads` and `stream` hold. One thread at a time. RFD_ERROR_INVALID_ARGUMENT when a
+/// group has norm lock, which needs to know whole tensors, and with the adaptive method on a device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_local_sums(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
     grads: *const rfd_gradient,
     count: usize,
+    input: *const rfd_step_input,
     stream: *mut c_void,
-    norm: *mut *mut f64,
+    sums: *mut *mut f64,
 ) -> rfd_status {
     guard(|| {
         // SAFETY: the header says what these may point to.
-        let ((optimizer, tensors), out) =
-            unsafe { (arguments(optimizer, params, grads, count)?, Out::new(norm, "norm")?) };
+        let ((optimizer, tensors), input, out) =
+            unsafe { (arguments(optimizer, params, grads, count)?, read(input)?, Out::new(sums, "sums")?) };
+        let scale = input.convert()?.grad_scale;
         let mut inner = optimizer.lock()?;
         let Inner { optimizer, tensors: scratch } = &mut *inner;
         tensors.locate(optimizer, scratch)?;
         // SAFETY: `locate` compared lengths, formats and places with the specs; the header says that the
         // memory is there.
-        let norm = unsafe { optimizer.local_squared_norm(scratch, super::stream(stream))? };
-        out.set(std::ptr::with_exposed_provenance_mut(norm as usize));
+        let sums = unsafe { optimizer.local_sums(scratch, scale, super::stream(stream))? };
+        out.set(std::ptr::with_exposed_provenance_mut(sums as usize));
         Ok(())
     })
 }
 
-/// The second half: the update with the norm of all ranks, two doubles at `norm`, on the host for the CPU, on
-/// the device for a device. Every rank must give the same norm and input; then all take bitwise the same
-/// step.
+/// The second half: the update with the sums of all ranks, as many doubles at `sums` as
+/// rfd_optimizer_sums_len says, on the host for the CPU, on the device for a device. Every rank must give the
+/// same numbers and input, and the gradients of the first half; then all take bitwise the same step.
 ///
-/// `norm` must not be null; otherwise as rfd_optimizer_step. RFD_ERROR_INVALID_ARGUMENT when a group has norm
-/// lock or the method is adaptive: a shard does not know the norms that they need.
+/// `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU RFD_ERROR_INVALID_ARGUMENT where
+/// there was no first half since the last step, or one with another gradient scale; besides as
+/// rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose parts on the ranks do not make up the
+/// whole one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rfd_optimizer_step_with_norm(
+pub unsafe extern "C" fn rfd_optimizer_step_with_sums(
     optimizer: *mut rfd_optimizer,
     params: *const rfd_tensor,
     grads: *const rfd_gradient,
     count: usize,
-    norm: *const f64,
+    sums: *const f64,
     input: *const rfd_step_input,
     stream: *mut c_void,
     report: *mut rfd_step_report,
 ) -> rfd_status {
     guard(|| {
-        check(norm, "norm")?;
+        check(sums, "sums")?;
         // SAFETY: the header says what these may point to.
         unsafe {
             let (optimizer, tensors) = arguments(optimizer, params, grads, count)?;
-            step(optimizer, |of, list| tensors.locate(of, list), Some(norm), input, stream, report)
+            step(optimizer, |of, list| tensors.locate(of, list), Some(sums), input, stream, report)
         }
     })
 }

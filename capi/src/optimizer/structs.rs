@@ -6,7 +6,7 @@ use super::super::model::code;
 use super::super::pointers::{Array, Versioned, address, initialise, slice, text, versioned};
 use super::super::status::{Failure, Result, guard, rfd_status};
 use rfdescent::DType;
-use rfdescent::optimizer::{Group, Options, RawInput, RawNumber, StepReport, TensorSpec};
+use rfdescent::optimizer::{Group, Options, RawInput, RawNumber, StepReport, TensorSpec, Whole};
 
 /// IEEE binary32.
 pub const RFD_DTYPE_F32: u32 = 0;
@@ -25,6 +25,9 @@ pub const RFD_DEVICE_CUDA: u32 = 1;
 /// A flag of a tensor: its gradient does not count in the global norm. In sharded training a tensor that
 /// several ranks hold counts on one of them.
 pub const RFD_TENSOR_NOT_IN_NORM: u32 = 1;
+/// A flag of a tensor that is a part of a whole one: on some rank the part is cut along another dimension
+/// than the first. The same on all ranks.
+pub const RFD_TENSOR_SPLITS_ROWS: u32 = 2;
 
 /// A flag of an optimizer: f16 and bf16 parameters get f32 master weights, which steps update and the
 /// parameters are rounded from.
@@ -91,9 +94,15 @@ pub struct rfd_tensor_spec {
     /// behind the first size, or for one variance where there are no more than one size. No more than the
     /// tensor has.
     pub row: u64,
+    /// In sharded training with the adaptive method, where this is a part of a tensor: `rank` sizes of the
+    /// whole one, on every rank, also on one that happens to hold all of it or nothing. Null when it is not
+    /// cut.
+    pub whole: *const u64,
+    /// For each of them, the place of the part's first element. Null exactly where `whole` is.
+    pub start: *const u64,
 }
 
-versioned!(rfd_tensor_spec {} then row);
+versioned!(rfd_tensor_spec {} then row then whole);
 
 /// Where a parameter lies in one step. Contiguous, aligned to its elements.
 #[repr(C)]
@@ -338,25 +347,39 @@ impl rfd_optimizer_options {
 
 impl rfd_tensor_spec {
     /// # Safety
-    /// `name` is null or a string that ends with 0, `shape` is null or points to `rank` sizes.
+    /// `name` is null or a string that ends with 0; `shape`, `whole` and `start` are each null or point to
+    /// `rank` sizes.
     pub(super) unsafe fn convert(&self) -> Result<TensorSpec> {
         // SAFETY: the caller vouches for the text.
         let name = unsafe { text(self.name, "name of a tensor")? };
         let convert = || {
-            // SAFETY: the caller vouches for the sizes.
-            let shape = unsafe { slice(self.shape, self.rank as usize, "shape")? };
-            flags("rfd_tensor_spec.flags", self.flags, RFD_TENSOR_NOT_IN_NORM)?;
+            let known = RFD_TENSOR_NOT_IN_NORM | RFD_TENSOR_SPLITS_ROWS;
+            flags("rfd_tensor_spec.flags", self.flags, known)?;
             let size = |name: &str, size: u64| {
                 usize::try_from(size)
                     .map_err(|_| Failure::invalid(name, size, "is too large for this machine"))
             };
-            let shape = shape.iter().map(|&n| size("shape", n)).collect::<Result<Vec<usize>>>()?;
+            let sizes = |pointer, name| {
+                // SAFETY: the caller vouches for the sizes.
+                let sizes = unsafe { slice(pointer, self.rank as usize, name)? };
+                sizes.iter().map(|&n| size(name, n)).collect::<Result<Vec<usize>>>()
+            };
+            let shape = sizes(self.shape, "shape")?;
+            let whole = match (self.whole.is_null(), self.start.is_null()) {
+                (true, true) => None,
+                _ => Some(Whole {
+                    shape: sizes(self.whole, "whole")?,
+                    start: sizes(self.start, "start")?,
+                    splits_rows: self.flags & RFD_TENSOR_SPLITS_ROWS != 0,
+                }),
+            };
             let row = if self.row == 0 { None } else { Some(size("row", self.row)?) };
             Ok(TensorSpec {
                 row,
                 group: self.group as usize,
                 counts_in_norm: self.flags & RFD_TENSOR_NOT_IN_NORM == 0,
                 offset: self.offset,
+                whole,
                 ..TensorSpec::new(name, &shape, dtype(self.dtype)?)
             })
         };

@@ -253,11 +253,11 @@ int main(void) {
     input.loss = device_input.loss = 2.0;
 
     /* The split form. */
-    double *norm = NULL, *device_norm = NULL;
-    OK(rfd_optimizer_squared_norm(cpu, params, grads, TENSORS, NULL, &norm));
-    OK(rfd_optimizer_squared_norm(gpu, device_params, device_grads, TENSORS, stream, &device_norm));
-    OK(rfd_optimizer_step_with_norm(gpu, device_params, device_grads, TENSORS, device_norm, &device_input, stream, NULL));
-    OK(rfd_optimizer_step_with_norm(cpu, params, grads, TENSORS, norm, &input, NULL, &report));
+    double *sums = NULL, *device_sums = NULL;
+    OK(rfd_optimizer_local_sums(cpu, params, grads, TENSORS, &input, NULL, &sums));
+    OK(rfd_optimizer_local_sums(gpu, device_params, device_grads, TENSORS, &device_input, stream, &device_sums));
+    OK(rfd_optimizer_step_with_sums(gpu, device_params, device_grads, TENSORS, device_sums, &device_input, stream, NULL));
+    OK(rfd_optimizer_step_with_sums(cpu, params, grads, TENSORS, sums, &input, NULL, &report));
     OK(rfd_optimizer_wait_report(gpu, stream, &status));
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();

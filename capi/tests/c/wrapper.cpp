@@ -178,10 +178,11 @@ static void models_and_steps(const std::string &folder) {
     const rfd_step_report report = optimizer.step(params, grads, rfd::step_input(2.0));
     CHECK(report.outcome == RFD_OUTCOME_APPLIED && report.grad_norm == 3 && w[0] < 1 && w[1] == 2);
     CHECK(optimizer.wait_report().step_size == report.step_size);
-    const double *norm = optimizer.squared_norm(params, grads);
-    CHECK(norm[0] == 9);
+    CHECK(optimizer.sums_len() == 2);
+    const double *sums = optimizer.local_sums(params, grads, rfd::step_input(2.0));
+    CHECK(sums[0] == 9);
     optimizer.init_master_weights(params);
-    optimizer.step_with_norm(params, grads, norm, rfd::step_input(2.0));
+    optimizer.step_with_sums(params, grads, sums, rfd::step_input(2.0));
     CHECK(optimizer.report().applied_steps == 2);
     optimizer.save_state(folder + "/state");
     const std::string state = optimizer.state();
@@ -222,7 +223,34 @@ static void adaptive_steps() {
     const auto report = optimizer.step(params, grads, rfd::step_input(2));
     CHECK(report.outcome == RFD_OUTCOME_APPLIED && w[0] < 1 && b < 1);
     CHECK(report.trust == 1 && report.limit == RFD_LIMIT_RATE);
-    CHECK(status_of([&] { optimizer.squared_norm(params, grads); }) == RFD_ERROR_INVALID_ARGUMENT);
+    /* Halves of a tensor of four, here and on a rank that has the same. */
+    std::vector<rfd::optimizer> ranks;
+    for (std::uint64_t start : {0, 2}) {
+        rfd::tensor_spec part{"w", {2}};
+        part.whole = {4};
+        part.start = {start};
+        ranks.emplace_back(adaptive, options, std::vector<rfd::tensor_spec>{part});
+    }
+    CHECK(ranks[0].sums_len() == 7 && ranks[1].sums_len() == 7);
+    std::vector<float> halves[2] = {{1, 2}, {3, 4}};
+    std::vector<std::vector<rfd_tensor>> held;
+    std::vector<double *> sums;
+    for (int rank = 0; rank < 2; rank++) {
+        held.push_back({rfd::host_tensor(halves[rank].data(), 2)});
+        sums.push_back(ranks[rank].local_sums(held[rank], {grads[0]}, rfd::step_input(2)));
+    }
+    for (int i = 0; i < 7; i++) sums[0][i] += sums[1][i];
+    CHECK(sums[0][0] == 4 && sums[0][1] == 10 && sums[0][4] == 30);
+    for (int rank = 0; rank < 2; rank++) {
+        rfd_step_report done{};
+        done.size = sizeof done;
+        ranks[rank].step_with_sums(held[rank], {grads[0]}, sums[0], rfd::step_input(2), nullptr, &done);
+        CHECK(done.outcome == RFD_OUTCOME_APPLIED && halves[rank][0] < 1 + 2 * rank);
+    }
+    CHECK(status_of([&] { ranks[0].step(held[0], {grads[0]}, rfd::step_input(2)); }) == RFD_ERROR_TENSOR);
+    rfd::tensor_spec part{"w", {2}};
+    part.whole = {4};
+    CHECK(status_of([&] { rfd::optimizer(adaptive, options, {part}); }) == RFD_ERROR_INVALID_ARGUMENT);
     /* As one row of two, and as two of one. */
     std::vector<float> one{1, 2}, two = one;
     for (auto [place, row] : {std::pair{&one, 2}, {&two, 1}}) {
@@ -271,7 +299,7 @@ int main(int argc, char **argv) {
     }
     rfd::check_abi();
     rfd::set_threads(1);
-    CHECK(status_of([&] { rfd::set_threads(2); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { rfd::set_threads(0); }) == RFD_ERROR_INVALID_ARGUMENT);
     CHECK(rfd::version().size() >= 5 && rfd::status_string(RFD_ERROR_TENSOR) == "RFD_ERROR_TENSOR");
     estimation(argv[1]);
     models_and_steps(argv[1]);

@@ -16,7 +16,7 @@ use crate::terminal::print;
 #[derive(Debug, clap::Args)]
 pub struct CompletionsArgs {
     /// The shell
-    #[arg(value_enum)]
+    #[arg(value_enum, ignore_case = true)]
     shell: Shell,
 }
 

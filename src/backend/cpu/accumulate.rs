@@ -1,9 +1,9 @@
 //! Sums of gradients, element by element.
 
-use rayon::prelude::*;
-
-use super::element::{BLOCK, Compute, Load};
-use super::{SERIAL_BELOW, TASK, run};
+use super::element::{Blocks, BlocksRef, Compute, Load, rounds};
+use super::simd::{Instructions, Work, run};
+use super::threads::for_each;
+use super::{SERIAL_BELOW, TASK};
 use crate::tensor::GradRef;
 
 /// Gradients of one tensor, added up in the order in which they come: in f64 as soon as one of them is f64,
@@ -36,15 +36,15 @@ impl GradSum {
             (_, GradRef::Missing) => {}
             (GradSum::F64(sums), GradRef::F64(g)) => {
                 sums.resize(g.len(), 0.0);
-                each(sums, g, set);
+                each(sums, g, false);
             }
             (_, GradRef::F64(g)) => *self = GradSum::F64(g.to_vec()),
             (GradSum::F32(sums), _) => {
                 sums.resize(grad.len().unwrap_or(0), 0.0);
                 match grad {
-                    GradRef::F32(g) => each(sums, g, set),
-                    GradRef::F16(g) => each(sums, g, set),
-                    GradRef::BF16(g) => each(sums, g, set),
+                    GradRef::F32(g) => each(sums, g, false),
+                    GradRef::F16(g) => each(sums, g, false),
+                    GradRef::BF16(g) => each(sums, g, false),
                     GradRef::F64(_) | GradRef::Missing => {}
                 }
             }
@@ -59,16 +59,16 @@ impl GradSum {
     pub fn add(&mut self, grad: GradRef<'_>) {
         match (&mut *self, grad) {
             (_, GradRef::Missing) => {}
-            (GradSum::F32(sums), GradRef::F32(g)) => each(sums, g, add),
-            (GradSum::F32(sums), GradRef::F16(g)) => each(sums, g, add),
-            (GradSum::F32(sums), GradRef::BF16(g)) => each(sums, g, add),
-            (GradSum::F64(sums), GradRef::F32(g)) => each(sums, g, add),
-            (GradSum::F64(sums), GradRef::F16(g)) => each(sums, g, add),
-            (GradSum::F64(sums), GradRef::BF16(g)) => each(sums, g, add),
-            (GradSum::F64(sums), GradRef::F64(g)) => each(sums, g, add),
+            (GradSum::F32(sums), GradRef::F32(g)) => each(sums, g, true),
+            (GradSum::F32(sums), GradRef::F16(g)) => each(sums, g, true),
+            (GradSum::F32(sums), GradRef::BF16(g)) => each(sums, g, true),
+            (GradSum::F64(sums), GradRef::F32(g)) => each(sums, g, true),
+            (GradSum::F64(sums), GradRef::F16(g)) => each(sums, g, true),
+            (GradSum::F64(sums), GradRef::BF16(g)) => each(sums, g, true),
+            (GradSum::F64(sums), GradRef::F64(g)) => each(sums, g, true),
             (GradSum::F32(sums), GradRef::F64(_)) => {
                 let mut wide = vec![0.0; sums.len()];
-                each(&mut wide, sums.as_slice(), set);
+                each(&mut wide, sums.as_slice(), false);
                 *self = GradSum::F64(wide);
                 self.add(grad);
             }
@@ -76,35 +76,33 @@ impl GradSum {
     }
 }
 
-#[inline(always)]
-fn set<T>(sum: &mut T, g: T) {
-    *sum = g;
+/// Adds a gradient to sums, or sets them to it, in parallel.
+fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], add: bool) {
+    let worth_while = sums.len() >= SERIAL_BELOW;
+    let pairs = sums.chunks_mut(TASK).zip(grad.chunks(TASK));
+    for_each(worth_while, pairs.map(|(sums, grad)| Pair { sums, grad, add }), run);
 }
 
-#[inline(always)]
-fn add<T: Compute>(sum: &mut T, g: T) {
-    *sum = *sum + g;
+struct Pair<'a, T, G> {
+    sums: &'a mut [T],
+    grad: &'a [G],
+    add: bool,
 }
 
-/// Calls `change` for each pair of elements, in parallel.
-fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], change: impl Fn(&mut T, T) + Sync) {
-    let work = |(sums, grad): (&mut [T], &[G])| {
-        run(
-            #[inline(always)]
-            || {
-                let mut buffer = [T::default(); BLOCK];
-                for (sums, grad) in sums.chunks_mut(BLOCK).zip(grad.chunks(BLOCK)) {
-                    for (sum, &g) in sums.iter_mut().zip(G::load(grad, &mut buffer)) {
-                        change(sum, g);
-                    }
-                }
-            },
-        );
-    };
-    if sums.len() < SERIAL_BELOW {
-        work((sums, grad));
-    } else {
-        sums.par_chunks_mut(TASK).zip(grad.par_chunks(TASK)).for_each(work);
+impl<T: Compute, G: Load<T>> Work for Pair<'_, T, G> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        let len = self.sums.len();
+        let (mut sums, grad) = (Blocks::new(self.sums), BlocksRef::new(self.grad));
+        for last in rounds(len) {
+            for (sum, g) in sums.round(last).iter_mut().zip(grad.round(last)) {
+                let g = G::load(instructions, *g);
+                *sum = if self.add { T::add(instructions, *sum, g) } else { g };
+            }
+        }
+        sums.finish();
     }
 }
 

@@ -1,86 +1,84 @@
-//! Number formats: how blocks of f32, f64, f16 and bf16 become the format that is computed in, and back.
+//! Number formats: how arrays of f32, f64, f16 and bf16 become the format that is computed in, and back.
 
-use std::ops::{Add, Mul, Sub};
+use std::ops::Neg;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::rounding::StochasticBits;
+use super::simd::{Instructions, LANES};
 use crate::tensor::{ParamMut, each_param};
 
-/// Elements converted at a time: three buffers of this many f64 fit in the first-level cache.
-pub(super) const BLOCK: usize = 1024;
-
 /// A format that is computed in: f64 where parameter or gradient is f64, f32 everywhere else.
-pub(super) trait Compute:
-    Copy + Send + Sync + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
-{
+pub(super) trait Compute: Copy + Send + Sync + Default + Neg<Output = Self> {
     /// Rounded to nearest; a value beyond the largest finite one becomes that one, so that 0·coefficient
     /// stays 0.
     fn from_f64(x: f64) -> Self;
-    fn to_f64(self) -> f64;
-    fn from_f32(x: f32) -> Self;
+
+    fn from_f32<I: Instructions>(instructions: I, x: [f32; LANES]) -> [Self; LANES];
+    fn to_f64<I: Instructions>(instructions: I, x: [Self; LANES]) -> [f64; LANES];
+    fn add<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
+    fn sub<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
+    fn mul<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
 }
 
-impl Compute for f32 {
-    #[inline(always)]
-    fn from_f64(x: f64) -> Self {
-        (x as f32).clamp(-f32::MAX, f32::MAX)
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        x
-    }
+macro_rules! compute {
+    ($t:ty, $add:ident, $sub:ident, $mul:ident, $widen:expr, $to_f64:expr) => {
+        impl Compute for $t {
+            #[inline(always)]
+            fn from_f64(x: f64) -> Self {
+                (x as $t).clamp(-<$t>::MAX, <$t>::MAX)
+            }
+            #[inline(always)]
+            fn from_f32<I: Instructions>(instructions: I, x: [f32; LANES]) -> [Self; LANES] {
+                $widen(instructions, x)
+            }
+            #[inline(always)]
+            fn to_f64<I: Instructions>(instructions: I, x: [Self; LANES]) -> [f64; LANES] {
+                $to_f64(instructions, x)
+            }
+            #[inline(always)]
+            fn add<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES] {
+                instructions.$add(x, y)
+            }
+            #[inline(always)]
+            fn sub<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES] {
+                instructions.$sub(x, y)
+            }
+            #[inline(always)]
+            fn mul<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES] {
+                instructions.$mul(x, y)
+            }
+        }
+    };
 }
 
-impl Compute for f64 {
-    #[inline(always)]
-    fn from_f64(x: f64) -> Self {
-        x.clamp(-f64::MAX, f64::MAX)
-    }
-    #[inline(always)]
-    fn to_f64(self) -> f64 {
-        self
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        f64::from(x)
-    }
-}
+compute!(f32, add_f32, sub_f32, mul_f32, |_, x| x, I::widen_f32);
+compute!(f64, add_f64, sub_f64, mul_f64, I::widen_f32, |_, x| x);
 
 /// A format that can be read as `T`, exactly.
-pub(super) trait Load<T>: Copy + Send + Sync {
-    /// The values as `T`: the slice itself where the formats agree, else converted into `buffer`.
-    fn load<'a>(values: &'a [Self], buffer: &'a mut [T]) -> &'a [T];
+pub(super) trait Load<T>: Copy + Default + Send + Sync {
+    fn load<I: Instructions>(instructions: I, from: [Self; LANES]) -> [T; LANES];
 }
 
 /// A format that `G` can be read as, exactly.
 pub(super) trait Read<G>: Sized {
     /// As [`Load::load`].
-    fn read<'a>(values: &'a [G], buffer: &'a mut [Self]) -> &'a [Self];
+    fn read<I: Instructions>(instructions: I, from: [G; LANES]) -> [Self; LANES];
 }
 
 impl<T, G: Load<T>> Read<G> for T {
     #[inline(always)]
-    fn read<'a>(values: &'a [G], buffer: &'a mut [T]) -> &'a [T] {
-        G::load(values, buffer)
+    fn read<I: Instructions>(instructions: I, from: [G; LANES]) -> [T; LANES] {
+        G::load(instructions, from)
     }
 }
 
 /// A format that results in `T` can be written to.
 pub(super) trait Store<T>: Load<T> {
-    /// Lets `change` work on the values as `T`, in place where the formats agree, and writes them back
-    /// rounded to nearest, or stochastically where `bits` are given and the format is a half-precision one.
-    fn modify(
-        values: &mut [Self],
-        buffer: &mut [T],
-        bits: Option<&StochasticBits>,
-        change: impl FnOnce(&mut [T]),
-    );
+    /// Rounded to nearest; half formats through f32, as on a GPU, where only f32 converts to them in
+    /// hardware.
+    fn store<I: Instructions>(instructions: I, from: [T; LANES]) -> [Self; LANES];
 }
 
 /// A format of velocities. Gradients of any format but f64 can be read as it.
@@ -92,143 +90,150 @@ impl State for f32 {}
 impl State for f64 {}
 
 /// A format of parameters.
-pub(super) trait Parameter: Store<Self::State> + Store<f64> {
+pub(super) trait Parameter: Store<Self::State> + Store<f64> + Store<f32> {
     /// The format of the velocity: f64 for f64 parameters, f32 for all others.
     type State: State;
 
     /// The values as f32, rounded to nearest where they are f64.
     fn to_f32(values: &[Self]) -> Vec<f32>;
 
-    /// Writes f32, rounded to nearest.
-    fn set_f32(values: &mut [Self], from: &[f32]);
+    /// Writes f32, rounded stochastically where the format is a half-precision one.
+    fn round<I: Instructions>(instructions: I, bits: &StochasticBits, from: &[f32], to: &mut [Self]);
 }
 
-macro_rules! same_format {
-    ($t:ty) => {
-        impl Load<$t> for $t {
-            #[inline(always)]
-            fn load<'a>(values: &'a [$t], _: &'a mut [$t]) -> &'a [$t] {
-                values
-            }
+/// The elements from one on; zeros beyond the end, with which `memory` is filled up where there are fewer.
+#[inline(always)]
+pub(super) fn block<'a, T: Copy + Default>(
+    values: &'a [T],
+    at: usize,
+    memory: &'a mut [T; LANES],
+) -> &'a [T; LANES] {
+    let rest = &values[at..];
+    match rest.first_chunk() {
+        Some(block) => block,
+        None => {
+            memory[..rest.len()].copy_from_slice(rest);
+            memory
         }
-        impl Store<$t> for $t {
-            #[inline(always)]
-            fn modify(
-                values: &mut [$t],
-                _: &mut [$t],
-                _: Option<&StochasticBits>,
-                change: impl FnOnce(&mut [$t]),
-            ) {
-                change(values);
-            }
-        }
-    };
-}
-same_format!(f32);
-same_format!(f64);
-
-impl Load<f64> for f32 {
-    #[inline(always)]
-    fn load<'a>(values: &'a [f32], buffer: &'a mut [f64]) -> &'a [f64] {
-        let buffer = &mut buffer[..values.len()];
-        for (wide, &value) in buffer.iter_mut().zip(values) {
-            *wide = f64::from(value);
-        }
-        buffer
     }
 }
 
-impl Store<f64> for f32 {
+/// A list cut into arrays, the last one of which is filled up with zeros.
+pub(super) struct Blocks<'a, T> {
+    full: &'a mut [[T; LANES]],
+    rest: &'a mut [T],
+    last: [[T; LANES]; 1],
+}
+
+impl<'a, T: Copy + Default> Blocks<'a, T> {
     #[inline(always)]
-    fn modify(
-        values: &mut [f32],
-        buffer: &mut [f64],
-        _: Option<&StochasticBits>,
-        change: impl FnOnce(&mut [f64]),
-    ) {
-        let buffer = &mut buffer[..values.len()];
-        f32::load(values, buffer);
-        change(buffer);
-        for (value, &wide) in values.iter_mut().zip(buffer.iter()) {
-            *value = wide as f32;
-        }
+    pub(super) fn new(list: &'a mut [T]) -> Self {
+        let (full, rest) = list.as_chunks_mut();
+        let mut last = [[T::default(); LANES]];
+        last[0][..rest.len()].copy_from_slice(rest);
+        Self { full, rest, last }
     }
+
+    /// The full arrays, then the last one.
+    #[inline(always)]
+    pub(super) fn round(&mut self, last: bool) -> &mut [[T; LANES]] {
+        if last { &mut self.last } else { self.full }
+    }
+
+    /// Takes back what belongs to the list.
+    #[inline(always)]
+    pub(super) fn finish(self) {
+        self.rest.copy_from_slice(&self.last[0][..self.rest.len()]);
+    }
+}
+
+/// The same to be read.
+pub(super) struct BlocksRef<'a, T> {
+    full: &'a [[T; LANES]],
+    last: [[T; LANES]; 1],
+}
+
+impl<'a, T: Copy + Default> BlocksRef<'a, T> {
+    #[inline(always)]
+    pub(super) fn new(list: &'a [T]) -> Self {
+        let (full, rest) = list.as_chunks();
+        let mut last = [[T::default(); LANES]];
+        last[0][..rest.len()].copy_from_slice(rest);
+        Self { full, last }
+    }
+
+    #[inline(always)]
+    pub(super) fn round(&self, last: bool) -> &[[T; LANES]] {
+        if last { &self.last } else { self.full }
+    }
+}
+
+/// Into how many rounds the blocks of so many elements fall: the full ones, and the last one if it is not.
+#[inline(always)]
+pub(super) fn rounds(len: usize) -> impl Iterator<Item = bool> {
+    [false, true].into_iter().take(1 + usize::from(!len.is_multiple_of(LANES)))
+}
+
+macro_rules! convert {
+    ($($from:ty => $to:ty: |$instructions:pat_param, $x:ident| $body:expr;)*) => {$(
+        impl Load<$to> for $from {
+            #[inline(always)]
+            fn load<I: Instructions>($instructions: I, $x: [$from; LANES]) -> [$to; LANES] {
+                $body
+            }
+        }
+    )*};
+}
+
+convert! {
+    f32 => f32: |_, x| x;
+    f64 => f64: |_, x| x;
+    f32 => f64: |instructions, x| instructions.widen_f32(x);
+    f64 => f32: |instructions, x| instructions.narrow_f64(x);
+    f16 => f32: |instructions, x| instructions.widen_f16(x);
+    f16 => f64: |instructions, x| instructions.widen_f32(instructions.widen_f16(x));
+    bf16 => f32: |instructions, x| instructions.widen_bf16(x);
+    bf16 => f64: |instructions, x| instructions.widen_f32(instructions.widen_bf16(x));
+}
+
+macro_rules! store {
+    ($($from:ty => $to:ty: |$instructions:pat_param, $x:ident| $body:expr;)*) => {$(
+        impl Store<$from> for $to {
+            #[inline(always)]
+            fn store<I: Instructions>($instructions: I, $x: [$from; LANES]) -> [$to; LANES] {
+                $body
+            }
+        }
+    )*};
+}
+
+store! {
+    f32 => f32: |_, x| x;
+    f64 => f64: |_, x| x;
+    f64 => f32: |instructions, x| instructions.narrow_f64(x);
+    f32 => f64: |instructions, x| instructions.widen_f32(x);
+    f32 => f16: |instructions, x| instructions.narrow_f32_to_f16(x);
+    f64 => f16: |instructions, x| instructions.narrow_f32_to_f16(instructions.narrow_f64(x));
+    f32 => bf16: |instructions, x| instructions.narrow_f32_to_bf16(x);
+    f64 => bf16: |instructions, x| instructions.narrow_f32_to_bf16(instructions.narrow_f64(x));
 }
 
 macro_rules! half_format {
-    ($t:ty, $widen:ident, $narrow:ident, $stochastic:ident) => {
-        impl Load<f32> for $t {
-            #[inline(always)]
-            fn load<'a>(values: &'a [$t], buffer: &'a mut [f32]) -> &'a [f32] {
-                let buffer = &mut buffer[..values.len()];
-                $widen(values, buffer);
-                buffer
-            }
-        }
-        impl Load<f64> for $t {
-            #[inline(always)]
-            fn load<'a>(values: &'a [$t], buffer: &'a mut [f64]) -> &'a [f64] {
-                let buffer = &mut buffer[..values.len()];
-                for (wide, &value) in buffer.iter_mut().zip(values) {
-                    *wide = f64::from(value);
-                }
-                buffer
-            }
-        }
-        impl Store<f32> for $t {
-            #[inline(always)]
-            fn modify(
-                values: &mut [$t],
-                buffer: &mut [f32],
-                bits: Option<&StochasticBits>,
-                change: impl FnOnce(&mut [f32]),
-            ) {
-                let buffer = &mut buffer[..values.len()];
-                <$t as Load<f32>>::load(values, buffer);
-                change(buffer);
-                match bits {
-                    None => $narrow(buffer, values),
-                    Some(bits) => bits.$stochastic(buffer, values),
-                }
-            }
-        }
-        impl Store<f64> for $t {
-            // Through f32, as on a GPU, where only f32 converts to half formats in hardware.
-            #[inline(always)]
-            fn modify(
-                values: &mut [$t],
-                buffer: &mut [f64],
-                bits: Option<&StochasticBits>,
-                change: impl FnOnce(&mut [f64]),
-            ) {
-                let buffer = &mut buffer[..values.len()];
-                <$t as Load<f64>>::load(values, buffer);
-                change(buffer);
-                let mut single = [0.0_f32; BLOCK];
-                let single = &mut single[..values.len()];
-                for (narrow, &wide) in single.iter_mut().zip(buffer.iter()) {
-                    *narrow = wide as f32;
-                }
-                match bits {
-                    None => $narrow(single, values),
-                    Some(bits) => bits.$stochastic(single, values),
-                }
-            }
-        }
+    ($t:ty, $round:ident) => {
         impl Parameter for $t {
             type State = f32;
             fn to_f32(values: &[$t]) -> Vec<f32> {
                 values.to_f32_vec()
             }
             #[inline(always)]
-            fn set_f32(values: &mut [$t], from: &[f32]) {
-                $narrow(from, values);
+            fn round<I: Instructions>(instructions: I, bits: &StochasticBits, from: &[f32], to: &mut [Self]) {
+                bits.$round(instructions, from, to);
             }
         }
     };
 }
-half_format!(f16, widen_f16, narrow_f16, round_f16);
-half_format!(bf16, widen_bf16, narrow_bf16, round_bf16);
+half_format!(f16, round_f16);
+half_format!(bf16, round_bf16);
 
 impl Parameter for f32 {
     type State = f32;
@@ -236,8 +241,8 @@ impl Parameter for f32 {
         values.to_vec()
     }
     #[inline(always)]
-    fn set_f32(values: &mut [f32], from: &[f32]) {
-        values.copy_from_slice(from);
+    fn round<I: Instructions>(_: I, _: &StochasticBits, from: &[f32], to: &mut [Self]) {
+        to.copy_from_slice(from);
     }
 }
 
@@ -247,42 +252,10 @@ impl Parameter for f64 {
         values.iter().map(|&x| x as f32).collect()
     }
     #[inline(always)]
-    fn set_f32(values: &mut [f64], from: &[f32]) {
-        for (value, &single) in values.iter_mut().zip(from) {
-            *value = f64::from(single);
+    fn round<I: Instructions>(_: I, _: &StochasticBits, from: &[f32], to: &mut [Self]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = f64::from(from);
         }
-    }
-}
-
-/// `half` converts f16 by the processor's own instructions where it has them.
-#[inline(always)]
-fn widen_f16(from: &[f16], to: &mut [f32]) {
-    from.convert_to_f32_slice(to);
-}
-
-/// Rounds f32 to f16, to nearest.
-#[inline(always)]
-fn narrow_f16(from: &[f32], to: &mut [f16]) {
-    to.convert_from_f32_slice(from);
-}
-
-/// bf16 is the upper half of an f32. Written out, because the compiler turns this into vector code, which
-/// `half`'s conversion of one element is not.
-#[inline(always)]
-fn widen_bf16(from: &[bf16], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
-    }
-}
-
-/// Rounds f32 to bf16, to nearest, ties to even; a NaN becomes a quiet one.
-#[inline(always)]
-fn narrow_bf16(from: &[f32], to: &mut [bf16]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        let bits = from.to_bits();
-        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
-        let quiet = (bits >> 16) | 0x40;
-        *to = bf16::from_bits(if from.is_nan() { quiet } else { rounded } as u16);
     }
 }
 
@@ -293,25 +266,58 @@ pub(crate) fn to_f32(param: &ParamMut<'_>) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::{Any, Work, run};
     use super::*;
 
-    #[test]
-    fn bf16_converts_as_the_half_crate_does() {
-        let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
-        let mut wide = vec![0.0; all.len()];
-        widen_bf16(&all, &mut wide);
-        for (wide, narrow) in wide.iter().zip(&all) {
-            assert!(wide.to_bits() == narrow.to_f32().to_bits() || narrow.is_nan() && wide.is_nan());
+    /// f32 to a half format and back.
+    struct There<'a, H>(&'a [f32], std::marker::PhantomData<H>);
+
+    impl<H: Store<f32>> Work for There<'_, H> {
+        type Output = Vec<(H, f32)>;
+
+        fn run<I: Instructions>(self, instructions: I) -> Self::Output {
+            let narrow = self.0.as_chunks().0.iter().flat_map(|&x| {
+                let narrow: [H; LANES] = H::store(instructions, x);
+                narrow.into_iter().zip(H::load(instructions, narrow))
+            });
+            narrow.collect()
         }
-        // every bf16 and the f32 around it: ties, just below and above them, ends of the range
+    }
+
+    /// By whatever instructions this machine has, and by those of all machines.
+    fn compare<H: Store<f32> + PartialEq>(
+        from: &[f32],
+        narrow: fn(f32) -> H,
+        wide: fn(H) -> f32,
+        negative: fn(H) -> bool,
+    ) {
+        assert!(from.len().is_multiple_of(LANES));
+        let work = || There(from, std::marker::PhantomData);
+        for found in [run(work()), work().run(Any)] {
+            assert_eq!(found.len(), from.len());
+            for (&from, (found, back)) in from.iter().zip(found) {
+                let expected = narrow(from);
+                let same = found == expected && negative(found) == negative(expected);
+                assert!(same || from.is_nan() && back.is_nan(), "{from:e}");
+                assert!(
+                    back.to_bits() == wide(found).to_bits() || back.is_nan() && from.is_nan(),
+                    "{from:e}"
+                );
+            }
+        }
+    }
+
+    /// Every half-precision number, those beside it in f32, ties, and what lies beside these.
+    #[test]
+    fn half_formats_convert_as_the_half_crate_does() {
         let near = (0..=u16::MAX).flat_map(|b| {
             [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| f32::from_bits(u32::from(b) << 16 | low))
         });
-        let from: Vec<f32> = near.collect();
-        let mut to = vec![bf16::ZERO; from.len()];
-        narrow_bf16(&from, &mut to);
-        for (from, to) in from.iter().zip(to) {
-            assert_eq!(to.to_bits(), bf16::from_f32(*from).to_bits(), "{from:e}");
-        }
+        compare(&near.collect::<Vec<_>>(), bf16::from_f32, bf16::to_f32, bf16::is_sign_negative);
+        let near = (0..=u16::MAX).flat_map(|b| {
+            let bits = f16::from_bits(b).to_f32().to_bits();
+            [0, 0x0FFF, 0x1000, 0x1001].map(|low| f32::from_bits(bits.wrapping_add(low)))
+        });
+        compare(&near.collect::<Vec<_>>(), f16::from_f32, f16::to_f32, f16::is_sign_negative);
     }
 }

@@ -1,8 +1,9 @@
-//! The CPU backend: rayon over pieces of tensors, results independent of the number of threads.
+//! The CPU backend: threads over pieces of tensors, results independent of their number.
 //!
 //! [`sum`] holds the order of summation, [`reduce`] applies it to lists of tensors, [`rows`] to those whose
 //! rows have variances, [`update`] changes parameters, [`accumulate`] adds gradients up, [`element`] reads
-//! and writes number formats, [`rounding`] draws the bits of stochastic rounding.
+//! and writes number formats, [`rounding`] draws the bits of stochastic rounding, [`simd`] is what vector
+//! instructions need, [`threads`] where they run.
 
 mod accumulate;
 mod element;
@@ -10,7 +11,9 @@ mod float_env;
 mod reduce;
 mod rounding;
 mod rows;
+mod simd;
 mod sum;
+mod threads;
 mod update;
 
 pub(crate) use accumulate::GradSum;
@@ -21,6 +24,7 @@ pub(crate) use rounding::StochasticBits;
 pub(crate) use rows::{
     Averages, ColumnVariance, Moving, RowNorms, RowVariance, Variances, averaged, row_norms,
 };
+pub(crate) use threads::{Lease as Threads, count as threads, set_count as set_threads};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 
 /// Elements in one parallel task: 16 chunks, enough work to hide the scheduler, few enough to balance a small
@@ -29,10 +33,3 @@ const TASK: usize = 16 * sum::CHUNK;
 
 /// Below this many elements in the whole list one thread is faster than waking the others.
 const SERIAL_BELOW: usize = 2 * TASK;
-
-/// Runs a piece of work in IEEE mode and with the widest vectors that this processor has. Vectors change no
-/// result: every operation stays a separate IEEE one, in the same order.
-fn run<R>(work: impl FnOnce() -> R) -> R {
-    let _ieee = FloatEnvironment::ieee();
-    pulp::Arch::new().dispatch(work)
-}

@@ -1,14 +1,16 @@
 //! Sums over lists of tensors: squared gradient norms, and what norm lock needs.
 
-use rayon::prelude::*;
+use std::marker::PhantomData;
 
-use super::element::{Compute, Load, Parameter, Read, Store};
-use super::rows::{Variances, row_squares};
-use super::sum::{CHUNK, chunk_dot, line, row_sum, rows_sum, tensor_sum};
-use super::update::{UpdateScalars, Velocity};
-use super::{SERIAL_BELOW, TASK, run};
+use super::element::{Compute, Load, Parameter, Read, Store, block};
+use super::rows::{Variances, squared};
+use super::simd::{Instructions, LANES, Work, run};
+use super::sum::{CHUNK, Leaves, lanes_sum, tensor_sums};
+use super::threads::for_each;
+use super::update::{UpdateScalars, Velocity, advanced};
+use super::{SERIAL_BELOW, TASK};
 use crate::backend::abi::RFD_TINY_EXPONENT;
-use crate::numeric::{exponent_of, fold, power_of_two};
+use crate::numeric::{LEAVES, exponent_of, fold, power_of_two};
 use crate::rows::Rows;
 use crate::tensor::{GradRef, ParamMut, each_grad, each_param};
 
@@ -43,7 +45,7 @@ fn chunked(grads: &[GradRef<'_>]) -> Vec<Layout> {
 /// Forms the sums of squares again where they left the range of f64.
 pub(super) fn in_range(grads: &[GradRef<'_>], layouts: &[Layout], squares: Vec<f64>) -> SquaredNorms {
     let mut norms = SquaredNorms { squares, exponent: 0 };
-    let total = fold(&norms.squares);
+    let total = fold(norms.squares.iter().copied());
     if total < TINY || total == f64::INFINITY {
         let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);
         if largest > 0.0 && largest.is_finite() {
@@ -66,52 +68,97 @@ fn largest_f64(grad: &GradRef<'_>) -> f64 {
 
 /// Σ (scale·g)² of every tensor.
 fn sums(grads: &[GradRef<'_>], layouts: &[Layout], scale: f64) -> Vec<f64> {
-    let sums = per_tensor(
-        layouts,
-        &mut [],
-        #[inline(always)]
-        |tensor, start, count, _| {
-            let rows = layouts[tensor].rows;
-            [squares(grads[tensor].slice(start, count), rows, scale)]
-        },
-    );
+    let sums = per_tensor(layouts, &mut [], &SquareWork { grads, layouts, scale });
     sums.into_iter().map(|[sum]| sum).collect()
 }
 
-/// The square of a chunk, which consists of rows where they are given.
-#[inline(always)]
-pub(super) fn squares(grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 {
+/// The squares of chunks of tensors.
+struct SquareWork<'a> {
+    grads: &'a [GradRef<'a>],
+    layouts: &'a [Layout],
+    scale: f64,
+}
+
+impl ChunkWork<1> for SquareWork<'_> {
+    type Row = ();
+
     #[inline(always)]
-    fn dot<T: Compute>(g: &[T], rows: Option<Rows>) -> f64 {
-        match rows {
-            None => chunk_dot(g, g),
-            Some(rows) => {
-                let (lanes, mut line) = (rows.lanes(), line());
-                rows_sum(g.chunks(rows.len).map(|row| row_squares(row, lanes, &mut line)), lanes)
-            }
-        }
+    fn chunk<I: Instructions>(
+        &self,
+        instructions: I,
+        tensor: usize,
+        start: usize,
+        count: usize,
+        _: &mut [()],
+    ) -> [f64; 1] {
+        let Self { grads, layouts, scale } = self;
+        let grad = grads[tensor].slice(start, count);
+        [Squares { grad, rows: layouts[tensor].rows, scale: *scale }.run(instructions)]
     }
+}
+
+/// The square of a chunk, which consists of rows where they are given.
+pub(super) fn squares(grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 {
+    run(Squares { grad, rows, scale })
+}
+
+struct Squares<'a> {
+    grad: GradRef<'a>,
+    rows: Option<Rows>,
+    scale: f64,
+}
+
+impl Work for Squares<'_> {
+    type Output = f64;
+
     #[inline(always)]
-    fn narrow<G: Load<f32>>(g: &[G], rows: Option<Rows>, scale: f64) -> f64 {
-        let mut buffer = [0.0_f32; CHUNK];
-        let sum = dot(G::load(g, &mut buffer), rows);
+    fn run<I: Instructions>(self, instructions: I) -> f64 {
+        #[inline(always)]
+        fn sum<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+            instructions: I,
+            g: &[G],
+            rows: Option<Rows>,
+            change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
+        ) -> f64 {
+            #[inline(always)]
+            fn squares<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+                instructions: I,
+                g: &[G],
+                lanes: usize,
+                change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
+            ) -> f64 {
+                let [sum] = lanes_sum(
+                    instructions,
+                    g.len(),
+                    lanes,
+                    #[inline(always)]
+                    |at| {
+                        let g = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
+                        [squared(instructions, change(g))]
+                    },
+                );
+                sum
+            }
+            let Some(rows) = rows else { return squares(instructions, g, LEAVES, change) };
+            let mut leaves = Leaves::new();
+            let lanes = rows.lanes();
+            // No closure: what is not inlined has no vector instructions.
+            for row in g.chunks(rows.len) {
+                leaves.push_row(squares(instructions, row, lanes, change), lanes);
+            }
+            leaves.sum()
+        }
+        let Self { grad, rows, scale } = self;
         // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any
         // scale.
-        if sum == 0.0 { 0.0 } else { sum * scale * scale }
+        let scaled = |sum: f64| if sum == 0.0 { 0.0 } else { sum * scale * scale };
+        each_grad!(
+            grad,
+            g => scaled(sum::<I, f32, _>(instructions, g, rows, |x| x)),
+            f64 => sum::<I, f64, _>(instructions, g, rows, |x| instructions.mul_f64(x, [scale; LANES])),
+            missing => 0.0
+        )
     }
-    #[inline(always)]
-    fn wide(g: &[f64], rows: Option<Rows>, scale: f64) -> f64 {
-        if scale == 1.0 {
-            return dot(g, rows);
-        }
-        let mut scaled = [0.0_f64; CHUNK];
-        let scaled = &mut scaled[..g.len()];
-        for (s, g) in scaled.iter_mut().zip(g) {
-            *s = g * scale;
-        }
-        dot(scaled, rows)
-    }
-    each_grad!(grad, g => narrow(g, rows, scale), f64 => wide(g, rows, scale), missing => 0.0)
 }
 
 /// How a tensor is cut.
@@ -133,66 +180,78 @@ impl Layout {
     pub fn of_rows(len: usize, rows: Rows) -> Self {
         Self { len, chunk: rows.chunk(), rows: Some(rows) }
     }
+
+    fn rows_of_chunk(&self) -> usize {
+        self.rows.map_or(0, |rows| self.chunk / rows.len)
+    }
 }
 
-/// Chunks of one tensor that one thread works on: the first, their sums, and their rows' numbers.
-struct Part<'a, const N: usize> {
+/// What is computed of each chunk of a list of tensors.
+pub(super) trait ChunkWork<const N: usize>: Sync {
+    /// What it leaves of each row.
+    type Row: Send;
+
+    /// The sums of `count` elements of a tensor from `start` on. `rows` are the places of their rows.
+    fn chunk<I: Instructions>(
+        &self,
+        instructions: I,
+        tensor: usize,
+        start: usize,
+        count: usize,
+        rows: &mut [Self::Row],
+    ) -> [f64; N];
+}
+
+/// Chunks of one tensor that one thread works on: the first, their sums, and the places of their rows.
+struct Part<'a, const N: usize, W: ChunkWork<N>> {
+    work: &'a W,
     tensor: usize,
+    layout: Layout,
     first: usize,
     sums: &'a mut [[f64; N]],
-    rows: &'a mut [f64],
+    rows: &'a mut [W::Row],
 }
 
-/// Runs `chunk(tensor, start, count, rows)` over every chunk of every tensor, in parallel, and adds the `N`
-/// sums it returns in the fixed order. `rows` are those of the chunk out of a list by tensor, which has a
-/// number for each row, or nothing.
-pub(super) fn per_tensor<const N: usize>(
-    layouts: &[Layout],
-    rows: &mut [Vec<f64>],
-    chunk: impl Fn(usize, usize, usize, &mut [f64]) -> [f64; N] + Sync,
-) -> Vec<[f64; N]> {
-    let mut partial: Vec<Vec<[f64; N]>> =
-        layouts.iter().map(|layout| vec![[0.0; N]; layout.len.div_ceil(layout.chunk)]).collect();
-    let rows_of_chunk = |tensor: usize| {
-        let Layout { chunk, rows, .. } = layouts[tensor];
-        rows.map_or(0, |rows| chunk / rows.len)
-    };
-    let work = |Part { tensor, first, sums, mut rows }: Part<'_, N>| {
-        run(
-            #[inline(always)]
-            || {
-                let Layout { len, chunk: size, .. } = layouts[tensor];
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let start = (first + i) * size;
-                    let own;
-                    (own, rows) = rows.split_at_mut(rows.len().min(rows_of_chunk(tensor)));
-                    *sum = chunk(tensor, start, size.min(len - start), own);
-                }
-            },
-        );
-    };
-    let mut parts = Vec::new();
-    let mut rows = rows.iter_mut();
-    for (tensor, sums) in partial.iter_mut().enumerate() {
-        let mut rows: &mut [f64] = rows.next().map_or(&mut [], |rows| rows);
-        let chunks = (TASK / layouts[tensor].chunk).max(1);
-        for (part, sums) in sums.chunks_mut(chunks).enumerate() {
+impl<const N: usize, W: ChunkWork<N>> Work for Part<'_, N, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        let Self { work, tensor, layout, first, sums, mut rows } = self;
+        let Layout { len, chunk, .. } = layout;
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let start = (first + i) * chunk;
             let own;
-            (own, rows) = rows.split_at_mut(rows.len().min(chunks * rows_of_chunk(tensor)));
-            parts.push(Part { tensor, first: part * chunks, sums, rows: own });
+            (own, rows) = rows.split_at_mut(rows.len().min(layout.rows_of_chunk()));
+            *sum = work.chunk(instructions, tensor, start, chunk.min(len - start), own);
         }
     }
-    if layouts.iter().map(|layout| layout.len).sum::<usize>() < SERIAL_BELOW {
-        parts.into_iter().for_each(work);
-    } else {
-        parts.into_par_iter().for_each(work);
-    }
-    partial
-        .iter()
-        .map(|chunks| {
-            std::array::from_fn(|n| tensor_sum(&chunks.iter().map(|sums| sums[n]).collect::<Vec<_>>()))
+}
+
+/// Does the work on every chunk of every tensor, in parallel, and adds the `N` sums of each in the fixed
+/// order. `rows` is a list by tensor, which has a place for each row, or nothing.
+pub(super) fn per_tensor<const N: usize, W: ChunkWork<N>>(
+    layouts: &[Layout],
+    rows: &mut [Vec<W::Row>],
+    work: &W,
+) -> Vec<[f64; N]> {
+    let chunks = |layout: &Layout| layout.len.div_ceil(layout.chunk);
+    let mut partial = vec![[0.0; N]; layouts.iter().map(chunks).sum()];
+    let (mut rest, mut rows) = (&mut partial[..], rows.iter_mut());
+    let parts = layouts.iter().enumerate().flat_map(|(tensor, &layout)| {
+        let sums = rest.split_off_mut(..chunks(&layout)).unwrap_or_default();
+        let mut rows: &mut [W::Row] = rows.next().map_or(&mut [], |rows| rows);
+        let size = (TASK / layout.chunk).max(1);
+        sums.chunks_mut(size).enumerate().map(move |(part, sums)| {
+            let count = rows.len().min(size * layout.rows_of_chunk());
+            let rows = rows.split_off_mut(..count).unwrap_or_default();
+            Part { work, tensor, layout, first: part * size, sums, rows }
         })
-        .collect()
+    });
+    for_each(layouts.iter().map(|layout| layout.len).sum::<usize>() >= SERIAL_BELOW, parts, run);
+    let mut rest = &partial[..];
+    let mut own = |layout| rest.split_off(..chunks(layout)).unwrap_or_default();
+    layouts.iter().map(|layout| tensor_sums(own(layout))).collect()
 }
 
 /// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master
@@ -250,7 +309,7 @@ impl Lock<'_> {
         )
     }
 
-    fn with_grad<T: Compute + Read<G>, P: Parameter + Load<T>, G: Sync>(
+    fn with_grad<T: Compute + Read<G>, P: Parameter + Load<T>, G: Copy + Default + Sync>(
         &self,
         p: &[P],
         g: &[G],
@@ -263,43 +322,74 @@ impl Lock<'_> {
             None => Layout::of_chunks(p.len()),
             Some(variances) => Layout::of_rows(p.len(), variances.rows),
         };
-        let sums = per_tensor(&[layout], &mut [], |_, start, count, _| {
-            let range = start..start + count;
-            let (mut p_buffer, mut g_buffer, mut v_buffer) =
-                ([T::default(); CHUNK], [T::default(); CHUNK], [T::default(); CHUNK]);
-            let p = P::load(&p[range.clone()], &mut p_buffer);
-            let g = T::read(&g[range.clone()], &mut g_buffer);
-            let Some(velocity) = velocity else {
-                return self.chunk(start, p, g);
-            };
-            let mut next = [P::State::default(); CHUNK];
-            let next = &mut next[..count];
-            next.copy_from_slice(&velocity[range]);
-            super::update::advance_velocity(next, &mut v_buffer, g, self.scalars);
-            let v = <P::State as Load<T>>::load(next, &mut v_buffer);
-            let [parameter, product, direction] = self.chunk(start, p, v);
-            [parameter, -product, direction]
-        });
+        let work = LockWork { lock: self, p, g, velocity, format: PhantomData::<T> };
+        let sums = per_tensor(&[layout], &mut [], &work);
         let [parameter, product, direction] = sums[0];
+        // The velocity points along the step.
+        let product = if velocity.is_some() { -product } else { product };
         LockSums { parameter, product, direction }
     }
+}
 
-    /// ‖p‖², ⟨p, d⟩ and ‖d‖² of a chunk that begins at an element of the tensor.
-    fn chunk<T: Compute>(&self, start: usize, p: &[T], d: &[T]) -> [f64; 3] {
-        let Some(variances) = self.variances else {
-            return [chunk_dot(p, p), chunk_dot(p, d), chunk_dot(d, d)];
-        };
-        let (len, lanes) = (variances.rows.len, variances.rows.lanes());
-        let rows = || p.chunks(len).zip(d.chunks(len)).enumerate();
-        let w = |row: usize| variances.scale(start / len + row);
-        let u = |i: usize| variances.column_scale(i);
-        let mut line = line();
-        let parameter = rows_sum(rows().map(|(_, (p, _))| row_squares(p, lanes, &mut line)), lanes);
-        let mut product =
-            |p: &[T], d: &[T]| row_sum(p.len(), lanes, &mut line, |i| (p[i].to_f64() * d[i].to_f64()) * u(i));
-        let product = rows_sum(rows().map(|(row, (p, d))| w(row) * product(p, d)), lanes);
-        let mut direction =
-            |d: &[T]| row_sum(d.len(), lanes, &mut line, |i| (d[i].to_f64() * d[i].to_f64()) * (u(i) * u(i)));
-        [parameter, product, rows_sum(rows().map(|(row, (_, d))| (w(row) * w(row)) * direction(d)), lanes)]
+/// The sums of chunks of one tensor, computed in the format `T`.
+struct LockWork<'a, P: Parameter, G, T> {
+    lock: &'a Lock<'a>,
+    p: &'a [P],
+    g: &'a [G],
+    velocity: Option<&'a [P::State]>,
+    format: PhantomData<T>,
+}
+
+impl<T: Compute + Read<G>, P: Parameter + Load<T>, G: Copy + Default + Sync> ChunkWork<3>
+    for LockWork<'_, P, G, T>
+where
+    P::State: Store<T>,
+{
+    type Row = ();
+
+    #[inline(always)]
+    fn chunk<I: Instructions>(
+        &self,
+        instructions: I,
+        _: usize,
+        start: usize,
+        count: usize,
+        _: &mut [()],
+    ) -> [f64; 3] {
+        let range = start..start + count;
+        let (p, g) = (&self.p[range.clone()], &self.g[range.clone()]);
+        let velocity = self.velocity.map(|v| &v[range]);
+        // Without rows the chunk is one, all of whose elements weigh 1.
+        let variances = self.lock.variances;
+        let (len, lanes) = variances.map_or((count, LEAVES), |v| (v.rows.len, v.rows.lanes()));
+        let mut leaves = [const { Leaves::new() }; 3];
+        for (row, (p, g)) in p.chunks(len).zip(g.chunks(len)).enumerate() {
+            let velocity = velocity.map(|v| &v[row * len..][..p.len()]);
+            let [parameter, product, direction] = lanes_sum(
+                instructions,
+                p.len(),
+                lanes,
+                #[inline(always)]
+                |at| {
+                    let p: [T; LANES] = P::load(instructions, *block(p, at, &mut [P::default(); LANES]));
+                    let g: [T; LANES] = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
+                    let d = match velocity {
+                        None => g,
+                        Some(v) => {
+                            let v = *block(v, at, &mut [P::State::default(); LANES]);
+                            P::State::load(instructions, advanced(instructions, v, g, self.lock.scalars))
+                        }
+                    };
+                    let (p, d) = (T::to_f64(instructions, p), T::to_f64(instructions, d));
+                    let u = variances.map_or([1.0; LANES], |v| v.column_scales(instructions, at));
+                    let product = |x, y| instructions.mul_f64(x, y);
+                    [product(p, p), product(product(p, d), u), product(product(d, d), product(u, u))]
+                },
+            );
+            let w = variances.map_or(1.0, |variances| variances.scale(start / len + row));
+            let terms = [parameter, w * product, (w * w) * direction];
+            leaves.iter_mut().zip(terms).for_each(|(leaves, term)| leaves.push_row(term, lanes));
+        }
+        leaves.each_mut().map(Leaves::sum)
     }
 }

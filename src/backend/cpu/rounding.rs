@@ -5,6 +5,8 @@
 
 use half::{bf16, f16};
 
+use super::simd::{Instructions, LANES};
+
 /// Which random bits belong to the elements of one piece of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StochasticBits {
@@ -25,7 +27,7 @@ impl StochasticBits {
 
     /// Rounds to one of the two neighbouring bf16, the nearer the likelier.
     #[inline(always)]
-    pub(super) fn round_bf16(&self, from: &[f32], to: &mut [bf16]) {
+    pub(super) fn round_bf16<I: Instructions>(&self, _: I, from: &[f32], to: &mut [bf16]) {
         self.round(
             from,
             to,
@@ -43,30 +45,38 @@ impl StochasticBits {
 
     /// Rounds to one of the two neighbouring f16, the nearer the likelier.
     #[inline(always)]
-    pub(super) fn round_f16(&self, from: &[f32], to: &mut [f16]) {
+    pub(super) fn round_f16<I: Instructions>(&self, instructions: I, from: &[f32], to: &mut [f16]) {
         self.round(
             from,
             to,
             #[inline(always)]
             |x, r| {
-                if !x.is_finite() || x.abs() >= 65536.0 {
-                    return f16::from_f32(x);
-                }
-                let sign = ((x.to_bits() >> 16) & 0x8000) as u16;
-                let magnitude = if x.abs() < f16::MIN_POSITIVE.to_f32() {
-                    // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with
-                    // r/2¹⁶.
-                    let scaled = x.abs() * 16_777_216.0;
-                    let below = scaled.floor();
-                    below as u16 + u16::from(f32::from(r) < (scaled - below) * 65_536.0)
-                } else {
-                    // 13 of the 23 fraction bits go; rebias the exponent from 127 to 15.
-                    let carried = (x.to_bits() & 0x7FFF_FFFF) + u32::from(r >> 3);
-                    ((carried >> 13) - ((127 - 15) << 10)) as u16
-                };
-                f16::from_bits(sign | magnitude)
+                let bits = x.to_bits();
+                let magnitude = bits & 0x7FFF_FFFF;
+                // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with r/2¹⁶.
+                // Above, where this does not count, it is cut to what an i32 can hold.
+                let scaled = (f32::from_bits(magnitude) * 16_777_216.0).min(2048.0);
+                let below = scaled as i32;
+                let carries = (r as f32) < (scaled - below as f32) * 65_536.0;
+                let subnormal = below as u32 + u32::from(carries);
+                // 13 of the 23 fraction bits go; rebias the exponent from 127 to 15.
+                let normal = ((magnitude + u32::from(r >> 3)) >> 13).wrapping_sub((127 - 15) << 10);
+                let rounded = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
+                f16::from_bits((bits >> 16) as u16 & 0x8000 | rounded as u16)
             },
         );
+        for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
+            if from.iter().any(|x| x.to_bits() & 0x7FFF_FFFF >= BEYOND) {
+                let mut x = [0.0; LANES];
+                x[..from.len()].copy_from_slice(from);
+                let nearest = instructions.narrow_f32_to_f16(x);
+                for ((x, nearest), to) in x.iter().zip(nearest).zip(to) {
+                    if x.to_bits() & 0x7FFF_FFFF >= BEYOND {
+                        *to = nearest;
+                    }
+                }
+            }
+        }
     }
 
     /// Calls `one` with each element and its 16 random bits.
@@ -108,10 +118,17 @@ impl StochasticBits {
     }
 }
 
+/// The bits of 2⁻¹⁴, the smallest normal f16.
+const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
+/// Those of 65536: what is as large, infinite or NaN converts as usual.
+const BEYOND: u32 = (127 + 16) << 23;
+
 /// Elements that share one call of the generator.
 const OCTET: usize = 8;
 /// Octets drawn at a time.
 const BATCH: usize = 16;
+/// Elements that they are for.
+pub(super) const DRAWN: usize = BATCH * OCTET;
 
 /// Philox4x32 with 10 rounds, on `N` counters at once.
 #[inline(always)]
@@ -134,6 +151,7 @@ fn philox<const N: usize>(mut counter: [[u32; N]; 4], seed: u64) -> [[u32; N]; 4
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::Any;
     use super::*;
 
     /// Known answers published with Random123 (file kat_vectors, philox4x32 10).
@@ -182,11 +200,11 @@ mod tests {
     fn rounding_is_unbiased_and_to_a_neighbour() {
         for x in [1.001_f32, -1.001, 3.3, 1e-3, 1e-30, 4e-39, -7e37] {
             let ulp = f64::from(x.abs()).log2().floor().max(-126.0).exp2() / 128.0;
-            check_mean(x, ulp, bf16::ZERO, StochasticBits::round_bf16);
+            check_mean(x, ulp, bf16::ZERO, |bits, from, to| bits.round_bf16(Any, from, to));
         }
         for x in [1.0001_f32, -1.0001, 3.3, 60_000.7, 7e-5, 6.2e-5, 1e-6, 3e-8, -1e-9] {
             let ulp = f64::from(x.abs()).log2().floor().max(-14.0).exp2() / 1024.0;
-            check_mean(x, ulp, f16::ZERO, StochasticBits::round_f16);
+            check_mean(x, ulp, f16::ZERO, |bits, from, to| bits.round_f16(Any, from, to));
         }
     }
 
@@ -195,10 +213,10 @@ mod tests {
         let all: Vec<u16> = (0..=u16::MAX).collect();
         let mut f = vec![f16::ZERO; all.len()];
         let from: Vec<f32> = all.iter().map(|&b| f16::from_bits(b).to_f32()).collect();
-        bits(0).round_f16(&from, &mut f);
+        bits(0).round_f16(Any, &from, &mut f);
         let mut b = vec![bf16::ZERO; all.len()];
         let from_b: Vec<f32> = all.iter().map(|&b| bf16::from_bits(b).to_f32()).collect();
-        bits(0).round_bf16(&from_b, &mut b);
+        bits(0).round_bf16(Any, &from_b, &mut b);
         for (i, &raw) in all.iter().enumerate() {
             if from[i].is_nan() {
                 assert!(f[i].is_nan());
@@ -217,13 +235,13 @@ mod tests {
     fn bits_depend_on_the_element_not_on_the_piece() {
         let x = vec![1.000_123_f32; 100];
         let mut whole = vec![bf16::ZERO; 100];
-        bits(5).round_bf16(&x, &mut whole);
+        bits(5).round_bf16(Any, &x, &mut whole);
         let mut pieces = vec![bf16::ZERO; 100];
-        bits(5).round_bf16(&x[..37], &mut pieces[..37]);
-        bits(5).advanced(37).round_bf16(&x[37..], &mut pieces[37..]);
+        bits(5).round_bf16(Any, &x[..37], &mut pieces[..37]);
+        bits(5).advanced(37).round_bf16(Any, &x[37..], &mut pieces[37..]);
         assert_eq!(whole, pieces);
         let mut later = vec![bf16::ZERO; 100];
-        StochasticBits { step: 4, ..bits(5) }.round_bf16(&x, &mut later);
+        StochasticBits { step: 4, ..bits(5) }.round_bf16(Any, &x, &mut later);
         assert_ne!(whole, later);
     }
 }

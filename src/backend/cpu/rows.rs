@@ -1,9 +1,10 @@
 //! Variances of rows and columns, and sums that weigh each element by those of its own.
 
-use super::element::{Compute, Load, Read, State, Store};
-use super::reduce::{Layout, SquaredNorms, in_range, per_tensor, squares};
-use super::sum::{CHUNK, Line, line, row_sum, rows_sum};
-use super::update::{UpdateScalars, Velocity, advance_velocity};
+use super::element::{Blocks, BlocksRef, Compute, Read, State, Store, block, rounds};
+use super::reduce::{ChunkWork, Layout, SquaredNorms, in_range, per_tensor, squares};
+use super::simd::{Instructions, LANES, Work, run};
+use super::sum::{Leaves, lanes_sum};
+use super::update::{UpdateScalars, Velocity, advanced};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
 
@@ -67,27 +68,21 @@ impl Variances<'_> {
         self.rule.scale(self.averages[row])
     }
 
-    /// u of an element's column, by its place in its row.
+    /// u of the columns from one place of a row on; 1 where there are none.
     #[inline(always)]
-    pub fn column_scale(&self, place: usize) -> f64 {
-        self.column_scales.get(place).map_or(1.0, |&u| f64::from(u))
+    pub(super) fn column_scales<I: Instructions>(&self, instructions: I, place: usize) -> [f64; LANES] {
+        match self.column_scales {
+            [] => [1.0; LANES],
+            scales => instructions.widen_f32(*block(scales, place, &mut [0.0; LANES])),
+        }
     }
 }
 
-/// ‖x‖² of a row.
+/// x² of each lane, in f64.
 #[inline(always)]
-pub(super) fn row_squares<T: Compute>(x: &[T], lanes: usize, line: &mut Line) -> f64 {
-    row_sum(x.len(), lanes, line, |i| x[i].to_f64() * x[i].to_f64())
-}
-
-/// Σ u v² of a row.
-#[inline(always)]
-fn weighted_squares<T: Compute>(v: &[T], scales: &[f32], lanes: usize, line: &mut Line) -> f64 {
-    if scales.is_empty() {
-        return row_squares(v, lanes, line);
-    }
-    let scales = &scales[..v.len()];
-    row_sum(v.len(), lanes, line, |i| (v[i].to_f64() * v[i].to_f64()) * f64::from(scales[i]))
+pub(super) fn squared<I: Instructions, T: Compute>(instructions: I, x: [T; LANES]) -> [f64; LANES] {
+    let x = T::to_f64(instructions, x);
+    instructions.mul_f64(x, x)
 }
 
 /// A tensor whose rows are going to move.
@@ -101,8 +96,8 @@ pub(crate) struct Moving<'a> {
     pub decay: f64,
     /// Before the step.
     pub variances: Variances<'a>,
-    pub column_averages: &'a [f64],
-    pub column_rule: ColumnVariance,
+    /// Whether other ranks hold the rest of its rows, whose averages are not known here then.
+    pub shares_rows: bool,
 }
 
 /// The averages of a tensor, one for each column and each row.
@@ -110,6 +105,13 @@ pub(crate) struct Moving<'a> {
 pub(crate) struct Averages {
     pub columns: Vec<f64>,
     pub rows: Vec<f64>,
+}
+
+impl Averages {
+    /// Those of columns after a step with these mean squares.
+    pub fn next_columns(rule: ColumnVariance, before: &[f64], means: &[f64]) -> Vec<f64> {
+        before.iter().zip(means).map(|(&before, &mean)| averaged(rule.decay, before, mean)).collect()
+    }
 }
 
 /// What the first pass over tensors with rows finds.
@@ -122,15 +124,17 @@ pub(crate) struct RowNorms {
     pub directions: Vec<f64>,
     /// By tensor, the mean square of the elements that tell of columns; 0 without columns.
     pub sampled: Vec<f64>,
-    /// Those of every tensor after the step; 0 for one without gradient, and the list empty for a method
-    /// without rows.
-    pub averages: Vec<Averages>,
+    /// By tensor, the mean square of the gradient in each column of these elements.
+    pub columns: Vec<Vec<f64>>,
+    /// By tensor, the new average of each row and its part of the direction; of one that other
+    /// ranks share Σ g² and Σ u_j d_ij².
+    pub rows: Vec<Vec<[f64; 2]>>,
 }
 
 impl RowNorms {
     /// Those of a method that has no rows.
     pub fn without_rows(squares: SquaredNorms) -> Self {
-        Self { squares, directions: Vec::new(), sampled: Vec::new(), averages: Vec::new() }
+        Self { squares, directions: Vec::new(), sampled: Vec::new(), columns: Vec::new(), rows: Vec::new() }
     }
 }
 
@@ -144,45 +148,21 @@ pub(crate) fn row_norms(
     let layouts: Vec<Layout> = (grads.iter().zip(moving))
         .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
         .collect();
-    let mut rows: Vec<Vec<f64>> = (layouts.iter().zip(moving))
-        .map(|(layout, moving)| vec![0.0; moving.variances.rows.count(layout.len)])
+    let mut rows: Vec<Vec<[f64; 2]>> = (layouts.iter().zip(moving))
+        .map(|(layout, moving)| vec![[0.0; 2]; moving.variances.rows.count(layout.len)])
         .collect();
-    let sums = per_tensor(
-        &layouts,
-        &mut rows,
-        #[inline(always)]
-        |tensor, start, count, averages| {
-            let grad = grads[tensor].slice(start, count);
-            let Moving { dtype, velocity, decay, variances, .. } = moving[tensor];
-            let before = &variances.averages[start / variances.rows.len..][..averages.len()];
-            let chunk = RowChunk {
-                variances: Variances { averages: before, ..variances },
-                scalars: UpdateScalars { velocity_decay: decay, unscale, ..UpdateScalars::default() },
-            };
-            let range = start..start + count;
-            match (dtype, velocity) {
-                (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), averages),
-                (DType::F64, _) => chunk.sums::<f64>(grad, None, averages),
-                (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), averages),
-                _ => chunk.sums::<f32>(grad, None, averages),
-            }
-        },
-    );
+    let work = RowWork { grads, moving, unscale };
+    let sums = per_tensor(&layouts, &mut rows, &work);
     let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
     let (sampled, columns): (Vec<f64>, Vec<Vec<f64>>) = (grads.iter().zip(moving))
-        .map(|(grad, moving)| next_columns(*grad, moving, unscale, applied_steps))
+        .map(|(grad, moving)| column_means(*grad, moving.variances.rows, unscale, applied_steps))
         .unzip();
-    RowNorms {
-        squares: in_range(grads, &layouts, squares),
-        directions,
-        sampled,
-        averages: columns.into_iter().zip(rows).map(|(columns, rows)| Averages { columns, rows }).collect(),
-    }
+    RowNorms { squares: in_range(grads, &layouts, squares), directions, sampled, columns, rows }
 }
 
-/// The mean square of the elements of the sampled chunks, and the new averages of the columns.
-fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
-    let (rows, len) = (moving.variances.rows, grad.len().unwrap_or(0));
+/// The mean square of the elements of the sampled chunks, and that in each of their columns.
+fn column_means(grad: GradRef<'_>, rows: Rows, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
+    let len = grad.len().unwrap_or(0);
     if rows.columns == 0 || len == 0 {
         return (0.0, vec![0.0; rows.columns]);
     }
@@ -201,97 +181,188 @@ fn next_columns(grad: GradRef<'_>, moving: &Moving<'_>, unscale: f64, applied_st
         elements += count;
     }
     let height = (elements / rows.columns).max(1) as f64;
-    let decay = moving.column_rule.decay;
-    let next = (moving.column_averages.iter().zip(&sums))
-        .map(|(&before, &sum)| averaged(decay, before, sum * unscale * unscale / height))
-        .collect();
-    (total * unscale * unscale / elements as f64, next)
+    let means = sums.into_iter().map(|sum| sum * unscale * unscale / height).collect();
+    (total * unscale * unscale / elements as f64, means)
 }
 
 /// Σ g² over the rows of a chunk, by column, from row to row.
 fn column_sums(grad: GradRef<'_>, columns: usize) -> Vec<f64> {
-    fn narrow<G: Load<f32>>(g: &[G], columns: usize) -> Vec<f64> {
-        let mut buffer = [0.0_f32; CHUNK];
-        sums(G::load(g, &mut buffer), columns)
-    }
-    fn sums<T: Compute>(g: &[T], columns: usize) -> Vec<f64> {
-        let mut sums = vec![0.0; columns];
-        for row in g.chunks(columns) {
-            for (sum, g) in sums.iter_mut().zip(row) {
-                *sum += g.to_f64() * g.to_f64();
+    let mut sums = vec![0.0; columns];
+    run(ColumnSums { grad, sums: &mut sums });
+    sums
+}
+
+struct ColumnSums<'a> {
+    grad: GradRef<'a>,
+    /// One for each column.
+    sums: &'a mut [f64],
+}
+
+impl Work for ColumnSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        #[inline(always)]
+        fn add<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+            instructions: I,
+            g: &[G],
+            sums: &mut [f64],
+        ) {
+            for row in g.chunks(sums.len()) {
+                let (mut sums, row_blocks) = (Blocks::new(&mut sums[..row.len()]), BlocksRef::new(row));
+                for last in rounds(row.len()) {
+                    for (sums, row) in sums.round(last).iter_mut().zip(row_blocks.round(last)) {
+                        let terms = squared(instructions, T::read(instructions, *row));
+                        *sums = instructions.add_f64(*sums, terms);
+                    }
+                }
+                sums.finish();
             }
         }
-        sums
+        each_grad!(
+            self.grad,
+            g => add::<I, f32, _>(instructions, g, self.sums),
+            f64 => add::<I, f64, _>(instructions, g, self.sums),
+            missing => ()
+        )
     }
-    each_grad!(grad, g => narrow(g, columns), f64 => sums(g, columns), missing => Vec::new())
+}
+
+/// The sums of chunks of tensors with rows.
+struct RowWork<'a> {
+    grads: &'a [GradRef<'a>],
+    moving: &'a [Moving<'a>],
+    unscale: f64,
+}
+
+impl ChunkWork<2> for RowWork<'_> {
+    type Row = [f64; 2];
+
+    #[inline(always)]
+    fn chunk<I: Instructions>(
+        &self,
+        instructions: I,
+        tensor: usize,
+        start: usize,
+        count: usize,
+        found: &mut [[f64; 2]],
+    ) -> [f64; 2] {
+        let grad = self.grads[tensor].slice(start, count);
+        let Moving { dtype, velocity, decay, variances, shares_rows } = self.moving[tensor];
+        let before = match shares_rows {
+            true => &[],
+            false => &variances.averages[start / variances.rows.len..][..found.len()],
+        };
+        let chunk = RowChunk {
+            instructions,
+            variances: Variances { averages: before, ..variances },
+            shares_rows,
+            scalars: UpdateScalars {
+                velocity_decay: decay,
+                unscale: self.unscale,
+                ..UpdateScalars::default()
+            },
+        };
+        let range = start..start + count;
+        match (dtype, velocity) {
+            (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), found),
+            (DType::F64, _) => chunk.sums::<f64>(grad, None, found),
+            (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), found),
+            _ => chunk.sums::<f32>(grad, None, found),
+        }
+    }
 }
 
 /// The rows of one chunk before the step.
-struct RowChunk<'a> {
+struct RowChunk<'a, I> {
+    instructions: I,
     variances: Variances<'a>,
+    shares_rows: bool,
     scalars: UpdateScalars,
 }
 
-impl RowChunk<'_> {
-    /// ‖g‖² and Σ w_i u_j d_ij²; writes the rows' new averages.
+impl<I: Instructions> RowChunk<'_, I> {
+    /// ‖g‖² and Σ w_i u_j d_ij²; writes what [`RowNorms`] has of rows.
     #[inline(always)]
-    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, averages: &mut [f64]) -> [f64; 2] {
+    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, found: &mut [[f64; 2]]) -> [f64; 2] {
         each_grad!(
             grad,
-            g => self.with_grad::<V, V, _>(g, velocity, averages),
-            f64 => self.with_grad::<f64, V, f64>(g, velocity, averages),
+            g => self.with_grad::<V, V, _>(g, velocity, found),
+            f64 => self.with_grad::<f64, V, f64>(g, velocity, found),
             missing => [0.0; 2]
         )
     }
 
-    // Without optimisation the buffers of all formats would add up in one frame, beyond a thread's stack.
+    // Without optimisation the arrays of all formats would add up in one frame, beyond a thread's stack.
     #[cfg_attr(debug_assertions, inline(never))]
     #[cfg_attr(not(debug_assertions), inline(always))]
-    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G>(
+    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
         &self,
         g: &[G],
         velocity: Option<&[V]>,
-        averages: &mut [f64],
+        found: &mut [[f64; 2]],
     ) -> [f64; 2] {
-        let (mut g_buffer, mut v_buffer) = ([T::default(); CHUNK], [T::default(); CHUNK]);
-        let g = T::read(g, &mut g_buffer);
         let unscale = self.scalars.unscale;
-        let Variances { rows, rule, averages: before, column_scales } = self.variances;
-        let (lanes, mut line) = (rows.lanes(), line());
-        let mut observe = |row: usize, squares: f64| {
-            let elements = rows.len.min(g.len() - row * rows.len) as f64;
-            averages[row] = averaged(rule.decay, before[row], squares * unscale * unscale / elements);
-            rule.scale(averages[row])
-        };
-        let (mut squares, mut directions) = ([0.0; CHUNK_ROWS], [0.0; CHUNK_ROWS]);
-        let count = before.len();
-        if self.scalars.velocity_decay == 0.0 {
-            for (row, g) in g.chunks(rows.len).enumerate() {
-                squares[row] = row_squares(g, lanes, &mut line);
-                let weighted = weighted_squares(g, column_scales, lanes, &mut line) * unscale * unscale;
-                directions[row] = observe(row, squares[row]) * weighted;
+        let Variances { rows, rule, averages: before, .. } = self.variances;
+        let lanes = rows.lanes();
+        let (mut squares, mut directions) = (Leaves::new(), Leaves::new());
+        for (row, g) in g.chunks(rows.len).enumerate() {
+            let velocity = velocity.map(|v| &v[row * rows.len..][..g.len()]);
+            let [square, mut weighted] = self.row::<T, V, G>(g, velocity, lanes);
+            if self.scalars.velocity_decay == 0.0 {
+                weighted = weighted * unscale * unscale;
             }
-        } else {
-            let mut next = [V::default(); CHUNK];
-            let next = &mut next[..g.len()];
-            if let Some(velocity) = velocity {
-                next.copy_from_slice(velocity);
-            }
-            advance_velocity(next, &mut v_buffer, g, &self.scalars);
-            let v = <V as Load<T>>::load(next, &mut v_buffer);
-            for (row, (g, v)) in g.chunks(rows.len).zip(v.chunks(rows.len)).enumerate() {
-                squares[row] = row_squares(g, lanes, &mut line);
-                let weighted = weighted_squares(v, column_scales, lanes, &mut line);
-                directions[row] = observe(row, squares[row]) * weighted;
-            }
+            found[row] = if self.shares_rows {
+                [square, weighted]
+            } else {
+                let mean = square * unscale * unscale / g.len() as f64;
+                let average = averaged(rule.decay, before[row], mean);
+                [average, rule.scale(average) * weighted]
+            };
+            squares.push_row(square, lanes);
+            directions.push_row(found[row][1], lanes);
         }
-        let sum = |list: &[f64]| rows_sum(list[..count].iter().copied(), lanes);
-        [sum(&squares), sum(&directions)]
+        [squares.sum(), directions.sum()]
+    }
+
+    /// Σ g² and Σ u d² of a row.
+    #[inline(always)]
+    fn row<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
+        &self,
+        g: &[G],
+        velocity: Option<&[V]>,
+        lanes: usize,
+    ) -> [f64; 2] {
+        let instructions = self.instructions;
+        let moves = self.scalars.velocity_decay != 0.0;
+        let has_columns = !self.variances.column_scales.is_empty();
+        lanes_sum(
+            instructions,
+            g.len(),
+            lanes,
+            #[inline(always)]
+            |at| {
+                let g = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
+                let squares = squared(instructions, g);
+                let mut weighted = if moves {
+                    let v = match velocity {
+                        Some(v) => *block(v, at, &mut [V::default(); LANES]),
+                        None => [V::default(); LANES],
+                    };
+                    squared(instructions, advanced(instructions, v, g, &self.scalars))
+                } else {
+                    squares
+                };
+                if has_columns {
+                    let u = self.variances.column_scales(instructions, at);
+                    weighted = instructions.mul_f64(weighted, u);
+                }
+                [squares, weighted]
+            },
+        )
     }
 }
-
-/// Rows of a chunk, at most.
-const CHUNK_ROWS: usize = crate::numeric::LEAVES;
 
 #[cfg(test)]
 mod tests {
@@ -338,14 +409,8 @@ mod tests {
         let column_averages = squares_of(4, rows.columns);
         let column_scales: Vec<f32> = column_averages.iter().map(|&x| COLUMN_RULE.scale(x)).collect();
         let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
-        let moving = Moving {
-            dtype: DType::F32,
-            velocity: Some(&velocity),
-            decay,
-            variances,
-            column_averages: &column_averages,
-            column_rule: COLUMN_RULE,
-        };
+        let moving =
+            Moving { dtype: DType::F32, velocity: Some(&velocity), decay, variances, shares_rows: false };
         let found = row_norms(&[grad[..].into()], &[moving], unscale, applied_steps);
 
         let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
@@ -394,10 +459,20 @@ mod tests {
             seen += place.len();
         }
         let height = (seen / len) as f64;
-        let columns: Vec<f64> = (column_averages.iter().zip(columns))
-            .map(|(before, sum)| 0.98 * before + (1.0 - 0.98) * (sum * unscale * unscale / height))
-            .collect();
+        let columns: Vec<f64> = columns.iter().map(|sum| sum * unscale * unscale / height).collect();
         let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
-        assert_eq!((found.sampled, found.averages), (vec![sampled], vec![Averages { columns, rows: next }]));
+        assert_eq!((found.sampled, found.columns), (vec![sampled], vec![columns]));
+        let next: Vec<_> =
+            next.into_iter().zip(directions).map(|(next, direction)| [next, direction]).collect();
+        assert_eq!(found.rows, [next]);
+
+        // Of rows that other ranks share it is known what they add up to here.
+        let shared = Moving { shares_rows: true, ..moving };
+        let found = row_norms(&[grad[..].into()], &[shared], unscale, applied_steps);
+        let sums = |row| {
+            let weighted = row_sum(row, &weighted);
+            [squares[row], if decay > 0.0 { weighted } else { weighted * unscale * unscale }]
+        };
+        assert_eq!(found.rows, [(0..count).map(sums).collect::<Vec<_>>()]);
     }
 }

@@ -14,16 +14,20 @@
 //! of the same group of 32 (a warp), then the groups. Missing elements count as +0, which changes no partial
 //! sum.
 
-use super::element::Compute;
+use std::mem::MaybeUninit;
+
+use super::simd::{Instructions, LANES};
 use crate::backend::abi;
-use crate::numeric::{LEAVES, fold, tree};
+use crate::numeric::{GROUP, LEAVES, fold, tree};
 
 /// Neighbouring elements of one row that a leaf holds.
 const QUAD: usize = 4;
 /// Columns of a chunk.
 const COLUMNS: usize = LEAVES * QUAD;
 /// Elements of a chunk.
-pub(super) const CHUNK: usize = 4 * COLUMNS;
+pub(super) const CHUNK: usize = LINES * COLUMNS;
+/// Lines that the columns of a chunk or row add up.
+const LINES: usize = 4;
 /// Chunks of a segment; the tree has this many leaves.
 const CHUNKS_PER_SEGMENT: usize = LEAVES;
 
@@ -36,80 +40,118 @@ const _: () = assert!(
         && CHUNKS_PER_SEGMENT == abi::RFD_CHUNKS_PER_SEGMENT as usize
 );
 
-/// Σ x·y over at most one chunk. Products are formed in f64: exact unless an operand is f64 itself.
+/// Σ of `K` kinds of terms over what so many lanes share: a row, or a chunk that has no rows. `terms(at)` are
+/// those of the elements from `at` on, 0 beyond the end.
+///
+/// No partial sum of a column leaves its register, and columns without elements cost nothing.
 #[inline(always)]
-pub(super) fn chunk_dot<T: Compute>(x: &[T], y: &[T]) -> f64 {
-    debug_assert!(x.len() <= CHUNK && x.len() == y.len());
-    let mut columns = [0.0_f64; COLUMNS];
-    if let (Ok(x), Ok(y)) = (<&[T; CHUNK]>::try_from(x), <&[T; CHUNK]>::try_from(y)) {
-        // The same sums as below, four rows at once: no partial sum leaves its register.
-        let product = |i: usize| x[i].to_f64() * y[i].to_f64();
-        for (c, column) in columns.iter_mut().enumerate() {
-            *column =
-                ((product(c) + product(c + COLUMNS)) + product(c + 2 * COLUMNS)) + product(c + 3 * COLUMNS);
+pub(super) fn lanes_sum<I: Instructions, const K: usize>(
+    instructions: I,
+    len: usize,
+    lanes: usize,
+    terms: impl Fn(usize) -> [[f64; LANES]; K],
+) -> [f64; K] {
+    debug_assert!(len <= LINES * QUAD * lanes && lanes <= LEAVES);
+    let width = QUAD * lanes;
+    // With one lane or two, lines are shorter than an array: what there is, is read first and added up then.
+    let narrow = width < LANES;
+    let (end, lines) = if narrow { (len, 1) } else { (len.min(width), LINES) };
+    let mut first = [[[0.0; LANES]; 2]; K];
+    let mut leaves = [const { Leaves::new() }; K];
+    for start in (0..end).step_by(LANES) {
+        let mut columns = [[0.0; LANES]; K];
+        for line in 0..lines {
+            let at = line * width + start;
+            if at >= len {
+                break;
+            }
+            let more = terms(at);
+            for k in 0..K {
+                columns[k] = instructions.add_f64(columns[k], more[k]);
+            }
         }
-    } else {
-        for (x_row, y_row) in x.chunks(COLUMNS).zip(y.chunks(COLUMNS)) {
-            for ((column, x), y) in columns.iter_mut().zip(x_row).zip(y_row) {
-                *column += x.to_f64() * y.to_f64();
+        for k in 0..K {
+            if narrow {
+                first[k][start / LANES] = columns[k];
+            } else {
+                leaves[k].push(instructions.leaves(columns[k]));
             }
         }
     }
-    let mut leaves = [0.0; LEAVES];
-    for (leaf, c) in leaves.iter_mut().zip(columns.as_chunks::<QUAD>().0) {
-        *leaf = (c[0] + c[2]) + (c[1] + c[3]);
+    let mut sums = [0.0; K];
+    for k in 0..K {
+        sums[k] = if narrow { narrow_sum(first[k].as_flattened(), width) } else { leaves[k].sum() };
     }
-    tree(&mut leaves)
+    sums
 }
 
-/// Memory in which the columns of a row add up.
-pub(super) type Line = [f64; COLUMNS];
-
-/// Memory for [`row_sum`].
-pub(super) fn line() -> Line {
-    [0.0; COLUMNS]
+/// The terms of one lane or of two.
+fn narrow_sum(terms: &[f64], width: usize) -> f64 {
+    let column = |c: usize| ((terms[c] + terms[c + width]) + terms[c + 2 * width]) + terms[c + 3 * width];
+    let leaf = |c: usize| (column(c) + column(c + 2)) + (column(c + 1) + column(c + 3));
+    if width == QUAD { leaf(0) } else { leaf(0) + leaf(QUAD) }
 }
 
-/// Σ of the terms of one row that so many lanes share, as a chunk of as many leaves.
-#[inline(always)]
-pub(super) fn row_sum(len: usize, lanes: usize, line: &mut Line, term: impl Fn(usize) -> f64) -> f64 {
-    let columns = &mut line[..QUAD * lanes];
-    columns.fill(0.0);
-    let mut start = 0;
-    while start < len {
-        for (column, i) in columns.iter_mut().zip(start..len) {
-            *column += term(i);
+/// The first leaves of a tree whose others are 0.
+pub(super) struct Leaves {
+    list: [MaybeUninit<f64>; LEAVES],
+    /// So many are there.
+    len: usize,
+}
+
+impl Leaves {
+    pub(super) const fn new() -> Self {
+        Self { list: [MaybeUninit::uninit(); LEAVES], len: 0 }
+    }
+
+    /// Adds the next leaves.
+    #[inline(always)]
+    fn push<const N: usize>(&mut self, leaves: [f64; N]) {
+        let places = &mut self.list[self.len..][..N];
+        for (place, leaf) in places.iter_mut().zip(leaves) {
+            place.write(leaf);
         }
-        start += QUAD * lanes;
+        self.len += N;
     }
-    join_columns(columns)
+
+    /// Adds a row's sum, which stands where the first of its lanes does.
+    #[inline(always)]
+    pub(super) fn push_row(&mut self, sum: f64, lanes: usize) {
+        self.push([sum]);
+        self.fill(self.len + lanes - 1);
+    }
+
+    /// Adds zeros until there are so many.
+    #[inline(always)]
+    fn fill(&mut self, len: usize) {
+        for place in &mut self.list[self.len..len] {
+            place.write(0.0);
+        }
+        self.len = len;
+    }
+
+    /// What all add up to.
+    #[inline(always)]
+    pub(super) fn sum(&mut self) -> f64 {
+        // Zeros in the upper half of a tree change nothing.
+        let all = match self.len {
+            0..=GROUP => self.len.next_power_of_two(),
+            len => len.div_ceil(GROUP).next_power_of_two() * GROUP,
+        };
+        self.fill(all);
+        // SAFETY: `push` and `fill` have written as many from the first on; f64 lies as `MaybeUninit` of it.
+        let leaves = unsafe { std::slice::from_raw_parts_mut(self.list.as_mut_ptr().cast::<f64>(), all) };
+        tree(leaves)
+    }
 }
 
-/// The leaves of a row, each of four columns, in the tree.
-fn join_columns(columns: &mut [f64]) -> f64 {
-    let lanes = columns.len() / QUAD;
-    for lane in 0..lanes {
-        let c = &columns[QUAD * lane..][..QUAD];
-        // In place: what is overwritten has been read.
-        columns[lane] = (c[0] + c[2]) + (c[1] + c[3]);
-    }
-    tree(&mut columns[..lanes])
-}
-
-/// Σ over the rows of one chunk, each of which stands where the first of its lanes does.
-#[inline(always)]
-pub(super) fn rows_sum(rows: impl Iterator<Item = f64>, lanes: usize) -> f64 {
-    let mut leaves = [0.0; LEAVES];
-    for (leaf, row) in leaves.iter_mut().step_by(lanes).zip(rows) {
-        *leaf = row;
-    }
-    tree(&mut leaves)
-}
-
-/// Σ over the chunks of one tensor.
-pub(super) fn tensor_sum(chunks: &[f64]) -> f64 {
-    let segments: Vec<f64> = chunks.chunks(CHUNKS_PER_SEGMENT).map(fold).collect();
-    fold(&segments)
+/// Σ over the chunks of one tensor, of each of `N` sums.
+pub(super) fn tensor_sums<const N: usize>(chunks: &[[f64; N]]) -> [f64; N] {
+    std::array::from_fn(|n| {
+        let segments =
+            chunks.chunks(CHUNKS_PER_SEGMENT).map(|segment| fold(segment.iter().map(|sums| sums[n])));
+        fold(segments)
+    })
 }
 
 /// The documented order, written with indices only and no shared code.
@@ -165,11 +207,37 @@ pub(super) mod naive {
 
 #[cfg(test)]
 mod tests {
+    use super::super::element::block;
+    use super::super::simd::{Any, Work, run};
     use super::*;
     use proptest::prelude::*;
 
     fn squares(x: &[f32]) -> Vec<f64> {
         x.iter().map(|&x| f64::from(x) * f64::from(x)).collect()
+    }
+
+    struct Terms<'a> {
+        lanes: usize,
+        terms: &'a [f64],
+    }
+
+    impl Work for Terms<'_> {
+        type Output = [f64; 2];
+
+        fn run<I: Instructions>(self, instructions: I) -> [f64; 2] {
+            lanes_sum(instructions, self.terms.len(), self.lanes, |at| {
+                let terms = *block(self.terms, at, &mut [0.0; LANES]);
+                [terms.map(|x| 2.0 * x), terms]
+            })
+        }
+    }
+
+    fn lanes_of(lanes: usize, terms: &[f64]) -> f64 {
+        // neither sum may count for the other
+        let sums = run(Terms { lanes, terms });
+        assert_eq!(sums, Terms { lanes, terms }.run(Any));
+        assert_eq!(sums[0], 2.0 * sums[1]);
+        sums[1]
     }
 
     proptest! {
@@ -179,7 +247,7 @@ mod tests {
             seed in any::<u64>(),
         ) {
             let x = naive::spread(seed, len);
-            prop_assert_eq!(chunk_dot(&x, &x).to_bits(), naive::lanes(256, &squares(&x)).to_bits());
+            prop_assert_eq!(lanes_of(256, &squares(&x)).to_bits(), naive::lanes(256, &squares(&x)).to_bits());
         }
 
         #[test]
@@ -191,13 +259,11 @@ mod tests {
         ) {
             let len = (16.0 * lanes as f64 * share) as usize;
             let terms = squares(&naive::spread(seed, len));
-            let mut line = line();
-            // what was there before must not count
-            line.fill(7.0);
-            let row = row_sum(len, lanes, &mut line, |i| terms[i]);
-            prop_assert_eq!(row.to_bits(), naive::lanes(lanes, &terms).to_bits());
+            prop_assert_eq!(lanes_of(lanes, &terms).to_bits(), naive::lanes(lanes, &terms).to_bits());
             let rows = squares(&naive::spread(!seed, 256 / lanes - fewer % (256 / lanes)));
-            let sum = rows_sum(rows.iter().copied(), lanes);
+            let mut leaves = Leaves::new();
+            rows.iter().for_each(|&row| leaves.push_row(row, lanes));
+            let sum = leaves.sum();
             prop_assert_eq!(sum.to_bits(), naive::rows(lanes, &rows).to_bits());
         }
     }
@@ -207,11 +273,8 @@ mod tests {
         // guards the properties above: a plain running sum differs, so they can fail
         let x: Vec<f32> = (0..4096).map(|i| 1.0 + i as f32 * 1e-3).collect();
         let running = x.iter().fold(0.0, |s, &v| s + f64::from(v) * f64::from(v));
-        assert_ne!(chunk_dot(&x, &x).to_bits(), running.to_bits());
+        assert_ne!(lanes_of(256, &squares(&x)).to_bits(), running.to_bits());
         let x = squares(&naive::spread(1, 64));
-        assert_ne!(
-            row_sum(64, 4, &mut line(), |i| x[i]).to_bits(),
-            x.iter().fold(0.0, |s, v| s + v).to_bits()
-        );
+        assert_ne!(lanes_of(4, &x).to_bits(), x.iter().fold(0.0, |s, v| s + v).to_bits());
     }
 }

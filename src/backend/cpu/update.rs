@@ -9,14 +9,12 @@
 //! Where rows have scales, each row's multiplies the coefficient before that is rounded; those of columns
 //! multiply the prescaled gradient, or the velocity.
 
-use std::ops::Range;
-
-use rayon::prelude::*;
-
-use super::element::{BLOCK, Compute, Load, Parameter, Read, Store};
-use super::rounding::StochasticBits;
+use super::element::{Blocks, BlocksRef, Compute, Parameter, Read, State, Store, block, rounds};
+use super::rounding::{DRAWN, StochasticBits};
 use super::rows::Variances;
-use super::{SERIAL_BELOW, TASK, run};
+use super::simd::{Instructions, LANES, Work, run};
+use super::threads::for_each;
+use super::{SERIAL_BELOW, TASK};
 use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
@@ -83,224 +81,258 @@ enum VelocityPart<'a> {
 /// Applies the updates, in parallel. Tensors with a missing gradient stay as they are.
 pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
     let total: usize = tensors.iter().map(|t| t.param.len()).sum();
-    let mut pieces = Vec::with_capacity(total / TASK + tensors.len());
-    for tensor in tensors {
-        cut(tensor, &mut pieces);
-    }
-    let apply = |piece: Piece<'_>| {
-        run(
-            #[inline(always)]
-            || piece.apply(),
-        )
-    };
-    if total < SERIAL_BELOW {
-        pieces.into_iter().for_each(apply);
-    } else {
-        pieces.into_par_iter().for_each(apply);
+    for_each(total >= SERIAL_BELOW, tensors.into_iter().flat_map(Pieces::new), run);
+}
+
+/// The pieces of a tensor, one after the other.
+struct Pieces<'a> {
+    tensor: TensorUpdate<'a>,
+    velocity: VelocityPart<'a>,
+    /// Where the next one begins.
+    start: usize,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(mut tensor: TensorUpdate<'a>) -> Self {
+        let velocity = match tensor.velocity.take() {
+            None => VelocityPart::None,
+            Some(Velocity::F32(v)) => VelocityPart::F32(v),
+            Some(Velocity::F64(v)) => VelocityPart::F64(v),
+        };
+        Self { tensor, velocity, start: 0 }
     }
 }
 
-fn cut<'a>(tensor: TensorUpdate<'a>, pieces: &mut Vec<Piece<'a>>) {
-    let TensorUpdate { mut param, grad, velocity, mut master, scalars, variances, stochastic } = tensor;
-    // Whole rows.
-    let size = variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
-    let mut velocity = match velocity {
-        None => VelocityPart::None,
-        Some(Velocity::F32(v)) => VelocityPart::F32(v),
-        Some(Velocity::F64(v)) => VelocityPart::F64(v),
-    };
-    let mut start = 0;
-    while !param.is_empty() {
-        let count = size.min(param.len());
-        let (head, rest) = param.split_at(count);
-        param = rest;
-        let head_velocity;
-        (head_velocity, velocity) = velocity.split_at(count);
-        let head_master;
-        (head_master, master) = match master {
-            None => (None, None),
-            Some(m) => {
-                let (head, rest) = m.split_at_mut(count);
-                (Some(head), Some(rest))
-            }
-        };
-        pieces.push(Piece {
-            param: head,
-            grad: grad.slice(start, count),
-            velocity: head_velocity,
-            master: head_master,
-            scalars,
-            variances: variances.map(|variances| Variances {
-                averages: &variances.averages[start / variances.rows.len..],
+impl<'a> Iterator for Pieces<'a> {
+    type Item = Piece<'a>;
+
+    fn next(&mut self) -> Option<Piece<'a>> {
+        let Self { tensor, velocity, start } = self;
+        // Whole rows.
+        let size = tensor.variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
+        let count = size.min(tensor.param.len());
+        if count == 0 {
+            return None;
+        }
+        let first = *start;
+        *start += count;
+        Some(Piece {
+            param: tensor.param.split_off(count),
+            grad: tensor.grad.slice(first, count),
+            velocity: velocity.split_off(count),
+            master: tensor.master.as_mut().map(|m| m.split_off_mut(..count).unwrap_or_default()),
+            scalars: tensor.scalars,
+            variances: tensor.variances.map(|variances| Variances {
+                averages: &variances.averages[first / variances.rows.len..],
                 ..variances
             }),
-            stochastic: stochastic.map(|bits| bits.advanced(start)),
-        });
-        start += count;
+            stochastic: tensor.stochastic.map(|bits| bits.advanced(first)),
+        })
     }
 }
 
 impl<'a> VelocityPart<'a> {
-    fn split_at(self, at: usize) -> (VelocityPart<'a>, VelocityPart<'a>) {
+    /// Takes the first elements off.
+    fn split_off(&mut self, count: usize) -> VelocityPart<'a> {
         match self {
-            VelocityPart::None => (VelocityPart::None, VelocityPart::None),
-            VelocityPart::F32(v) => {
-                let (head, rest) = v.split_at_mut(at);
-                (VelocityPart::F32(head), VelocityPart::F32(rest))
-            }
-            VelocityPart::F64(v) => {
-                let (head, rest) = v.split_at_mut(at);
-                (VelocityPart::F64(head), VelocityPart::F64(rest))
-            }
+            VelocityPart::None => VelocityPart::None,
+            VelocityPart::F32(v) => VelocityPart::F32(v.split_off_mut(..count).unwrap_or_default()),
+            VelocityPart::F64(v) => VelocityPart::F64(v.split_off_mut(..count).unwrap_or_default()),
         }
     }
 }
 
-impl Piece<'_> {
+impl Work for Piece<'_> {
+    type Output = ();
+
     #[inline(always)]
-    fn apply(self) {
+    fn run<I: Instructions>(self, instructions: I) {
         let Piece { param, grad, velocity, master, scalars, variances, stochastic } = self;
         let (single, double) = match velocity {
             VelocityPart::None => (None, None),
             VelocityPart::F32(v) => (Some(v), None),
             VelocityPart::F64(v) => (None, Some(v)),
         };
-        let change = Change { scalars, variances, stochastic };
-        match master {
-            None => each_param!(
+        let change = Change { instructions, scalars, variances };
+        match (master, stochastic) {
+            (Some(master), _) => match param {
+                ParamMut::F16(param) => change.piece(master, param, grad, single),
+                ParamMut::BF16(param) => change.piece(master, param, grad, single),
+                // They have none.
+                ParamMut::F32(_) | ParamMut::F64(_) => {}
+            },
+            (None, Some(bits)) if param.dtype().is_half() => match param {
+                ParamMut::F16(param) => change.rounded(param, bits, grad, single),
+                ParamMut::BF16(param) => change.rounded(param, bits, grad, single),
+                ParamMut::F32(_) | ParamMut::F64(_) => {}
+            },
+            (None, _) => each_param!(
                 param,
-                p => with_param(p, grad, single, &change),
-                f64 => with_param(p, grad, double, &change)
+                param => change.piece(param, &mut [0.0_f32; 0], grad, single),
+                f64 => change.piece(param, &mut [0.0_f32; 0], grad, double)
             ),
-            Some(master) => {
-                with_param(master, grad, single, &change);
-                each_param!(param, p => Parameter::set_f32(p, master));
-            }
         }
     }
 }
 
 /// How the elements of a piece change.
-struct Change<'a> {
+struct Change<'a, I> {
+    instructions: I,
     scalars: UpdateScalars,
     variances: Option<Variances<'a>>,
-    stochastic: Option<StochasticBits>,
 }
 
-impl Change<'_> {
-    /// Calls `change` for each part of a block, which begins at an element of the piece, with the coefficient
-    /// of that part and the scales of its columns: for all of it, or for each row. Where there are no columns
-    /// the scales are empty.
+impl<I: Instructions> Change<'_, I> {
+    /// Changes `x`, parameters or master weights; `copy` are the parameters to be rounded from these, or
+    /// empty.
     #[inline(always)]
-    fn each_row<T: Compute>(
+    fn piece<V: State, X: Store<V> + Store<f64>, P: Store<f32>>(
         &self,
-        start: usize,
-        len: usize,
-        mut change: impl FnMut(Range<usize>, T, &[f32]),
+        x: &mut [X],
+        copy: &mut [P],
+        grad: GradRef<'_>,
+        velocity: Option<&mut [V]>,
+    ) where
+        f32: Read<X>,
+    {
+        each_grad!(
+            grad,
+            g => self.each_row::<V, V, X, P, _>(x, copy, g, velocity),
+            f64 => self.each_row::<f64, V, X, P, f64>(x, copy, g, velocity),
+            missing => ()
+        )
+    }
+
+    /// Changes parameters that results are rounded to stochastically: part by part by way of f32, which holds
+    /// them exactly.
+    #[inline(always)]
+    fn rounded<P: Parameter<State = f32>>(
+        &self,
+        param: &mut [P],
+        bits: StochasticBits,
+        grad: GradRef<'_>,
+        mut velocity: Option<&mut [f32]>,
     ) {
-        let coefficient = self.scalars.coefficient;
-        let Some(variances) = self.variances else {
-            return change(0..len, T::from_f64(coefficient), &[]);
-        };
-        let size = variances.rows.len;
-        let mut at = 0;
-        while at < len {
-            let row = (start + at) / size;
-            let end = len.min((row + 1) * size - start);
-            let columns =
-                (variances.rows.columns > 0).then(|| start + at - row * size..start + end - row * size);
-            let scales = columns.map_or(&[][..], |columns| &variances.column_scales[columns]);
-            change(at..end, T::from_f64(coefficient * variances.scale(row)), scales);
-            at = end;
+        // Rows, or parts of a tensor that has none.
+        let row = self.variances.map_or(param.len(), |variances| variances.rows.len);
+        let mut exact = [[0.0_f32; LANES]; DRAWN / LANES];
+        let mut start = 0;
+        while start < param.len() {
+            let place = start % row;
+            let count = DRAWN.min(row - place).min(param.len() - start);
+            let range = start..start + count;
+            let part = &mut param[range.clone()];
+            let exact_part = &mut exact.as_flattened_mut()[..count];
+            for (exact, part) in exact_part.chunks_mut(LANES).zip(part.chunks(LANES)) {
+                let wide = P::load(self.instructions, *block(part, 0, &mut [P::default(); LANES]));
+                exact.copy_from_slice(&wide[..exact.len()]);
+            }
+            let variances = self.variances.map(|variances| Variances {
+                averages: &variances.averages[start / row..],
+                column_scales: variances.column_scales.get(place..).unwrap_or_default(),
+                ..variances
+            });
+            let change = Change { variances, ..*self };
+            let velocity = velocity.as_mut().map(|v| &mut v[range]);
+            change.piece(exact_part, &mut [0.0_f32; 0], grad.slice(start, count), velocity);
+            P::round(self.instructions, &bits.advanced(start), exact_part, part);
+            start += count;
         }
     }
-}
 
-#[inline(always)]
-fn with_param<P: Parameter>(
-    p: &mut [P],
-    grad: GradRef<'_>,
-    velocity: Option<&mut [P::State]>,
-    change: &Change<'_>,
-) {
-    each_grad!(
-        grad,
-        g => with_grad::<P::State, P, _>(p, g, velocity, change),
-        f64 => with_grad::<f64, P, f64>(p, g, velocity, change),
-        missing => ()
-    )
-}
+    /// Changes all rows, or all elements where there are none, computed in the format `T`.
+    #[inline(always)]
+    fn each_row<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default>(
+        &self,
+        x: &mut [X],
+        copy: &mut [P],
+        g: &[G],
+        mut velocity: Option<&mut [V]>,
+    ) where
+        f32: Read<X>,
+    {
+        let (size, column_scales, averages) = match self.variances {
+            None => (x.len(), &[][..], &[][..]),
+            Some(variances) => (variances.rows.len, variances.column_scales, variances.averages),
+        };
+        for (row, start) in (0..x.len()).step_by(size.max(1)).enumerate() {
+            let range = start..x.len().min(start + size);
+            let mut coefficient = self.scalars.coefficient;
+            if let Some(variances) = self.variances {
+                coefficient *= variances.rule.scale(averages[row]);
+            }
+            let copy = if copy.is_empty() { &mut [] } else { &mut copy[range.clone()] };
+            let own_velocity = velocity.as_mut().map(|v| &mut v[range.clone()]);
+            let coefficient = T::from_f64(coefficient);
+            self.row(&mut x[range.clone()], copy, &g[range], own_velocity, column_scales, coefficient);
+        }
+    }
 
-/// The update in the format `T`, block by block.
-#[inline(always)]
-fn with_grad<T: Compute + Read<G>, P: Parameter + Store<T>, G>(
-    p: &mut [P],
-    g: &[G],
-    mut velocity: Option<&mut [P::State]>,
-    change: &Change<'_>,
-) where
-    P::State: Store<T>,
-{
-    let decay = T::from_f64(change.scalars.decay);
-    let prescale = T::from_f64(change.scalars.prescale);
-    let (mut p_buffer, mut g_buffer, mut v_buffer) =
-        ([T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]);
-    for (index, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
-        let start = index * BLOCK;
-        let range = start..start + p.len();
-        let bits = change.stochastic.map(|bits| bits.advanced(start));
-        let g = T::read(g, &mut g_buffer);
-        match velocity.as_deref_mut() {
-            None => P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
-                change.each_row(start, p.len(), |row, coefficient, scales| {
-                    let (p, g) = (&mut p[row.clone()], &g[row]);
-                    if scales.is_empty() {
-                        for (p, &g) in p.iter_mut().zip(g) {
-                            *p = *p * decay - (g * prescale) * coefficient;
-                        }
-                    } else {
-                        for ((p, &g), &u) in p.iter_mut().zip(g).zip(scales) {
-                            *p = *p * decay - ((g * prescale) * T::from_f32(u)) * coefficient;
-                        }
+    #[inline(always)]
+    fn row<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default>(
+        &self,
+        x: &mut [X],
+        copy: &mut [P],
+        g: &[G],
+        velocity: Option<&mut [V]>,
+        column_scales: &[f32],
+        coefficient: T,
+    ) where
+        f32: Read<X>,
+    {
+        let instructions = self.instructions;
+        let decay = [T::from_f64(self.scalars.decay); LANES];
+        let prescale = [T::from_f64(self.scalars.prescale); LANES];
+        // What p·decay is added to: by the velocity, or by minus the gradient, which is exact.
+        let coefficient = [if velocity.is_some() { coefficient } else { -coefficient }; LANES];
+        let len = x.len();
+        let (has_copy, has_columns) = (!copy.is_empty(), !column_scales.is_empty());
+        let (mut x, mut copy, g) = (Blocks::new(x), Blocks::new(copy), BlocksRef::new(g));
+        let mut velocity = velocity.map(Blocks::new);
+        let columns = BlocksRef::new(if has_columns { &column_scales[..len] } else { &[] });
+        for last in rounds(len) {
+            let (x, g) = (x.round(last), g.round(last));
+            let count = x.len().min(g.len());
+            let copy = if has_copy { &mut copy.round(last)[..count] } else { &mut [] };
+            let mut v = velocity.as_mut().map(|v| &mut v.round(last)[..count]);
+            let u = if has_columns { &columns.round(last)[..count] } else { &[] };
+            for k in 0..count {
+                let g = T::read(instructions, g[k]);
+                let mut d = match &mut v {
+                    None => T::mul(instructions, g, prescale),
+                    Some(v) => {
+                        v[k] = advanced(instructions, v[k], g, &self.scalars);
+                        V::load(instructions, v[k])
                     }
-                });
-            }),
-            Some(velocity) => {
-                let velocity = &mut velocity[range];
-                advance_velocity(velocity, &mut v_buffer, g, &change.scalars);
-                let v = <P::State as Load<T>>::load(velocity, &mut v_buffer);
-                P::modify(p, &mut p_buffer, bits.as_ref(), |p: &mut [T]| {
-                    change.each_row(start, p.len(), |row, coefficient, scales| {
-                        let (p, v) = (&mut p[row.clone()], &v[row]);
-                        if scales.is_empty() {
-                            for (p, &v) in p.iter_mut().zip(v) {
-                                *p = *p * decay + v * coefficient;
-                            }
-                        } else {
-                            for ((p, &v), &u) in p.iter_mut().zip(v).zip(scales) {
-                                *p = *p * decay + (v * T::from_f32(u)) * coefficient;
-                            }
-                        }
-                    });
-                });
+                };
+                if has_columns {
+                    d = T::mul(instructions, d, T::from_f32(instructions, u[k]));
+                }
+                let p = T::mul(instructions, X::load(instructions, x[k]), decay);
+                x[k] = X::store(instructions, T::add(instructions, p, T::mul(instructions, d, coefficient)));
+                if has_copy {
+                    copy[k] = P::store(instructions, f32::read(instructions, x[k]));
+                }
             }
         }
+        x.finish();
+        copy.finish();
+        if let Some(velocity) = velocity {
+            velocity.finish();
+        }
     }
 }
 
-/// v ← v·velocity_decay − g·unscale.
+/// v·velocity_decay − g·unscale, in the format of the velocity.
 #[inline(always)]
-pub(super) fn advance_velocity<T: Compute, V: Store<T>>(
-    velocity: &mut [V],
-    buffer: &mut [T],
-    g: &[T],
+pub(super) fn advanced<I: Instructions, T: Compute, V: Store<T>>(
+    instructions: I,
+    velocity: [V; LANES],
+    g: [T; LANES],
     scalars: &UpdateScalars,
-) {
-    let decay = T::from_f64(scalars.velocity_decay);
-    let unscale = T::from_f64(scalars.unscale);
-    V::modify(velocity, buffer, None, |v| {
-        for (v, &g) in v.iter_mut().zip(g) {
-            *v = *v * decay - g * unscale;
-        }
-    });
+) -> [V; LANES] {
+    let decay = [T::from_f64(scalars.velocity_decay); LANES];
+    let unscale = [T::from_f64(scalars.unscale); LANES];
+    let v = T::mul(instructions, V::load(instructions, velocity), decay);
+    V::store(instructions, T::sub(instructions, v, T::mul(instructions, g, unscale)))
 }

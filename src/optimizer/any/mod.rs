@@ -5,14 +5,13 @@ mod on_host;
 
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
 use self::on_host::OnHost;
 use super::core::Core;
-use super::raw::{check_host_stream, check_number};
+use super::raw::check_host_stream;
 use super::reader::ReportReader;
 use super::{
-    DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawTensor, SquaredNorm, StepInput,
+    DeviceOptimizer, Group, Method, Optimizer, Options, RawInput, RawNumber, RawTensor, StepInput,
     StepReport, TensorSpec,
 };
 use crate::backend::executor::Stream;
@@ -163,7 +162,7 @@ impl AnyOptimizer {
                 host.alone(stream)?;
                 // SAFETY: the caller vouches for the addresses.
                 let (mut params, grads) = unsafe { host.slices(tensors)? };
-                host.step(&mut params, &grads, None, &input.on_host()?).map(Some)
+                host.step(&mut params, &grads, &input.on_host()?).map(Some)
             }
             // SAFETY: the caller vouches for the addresses.
             Place::Device(device) => unsafe { device.step(tensors, input, stream) }.map(|()| None),
@@ -181,7 +180,7 @@ impl AnyOptimizer {
         input: &StepInput,
     ) -> Result<StepReport> {
         match &mut self.place {
-            Place::Host(host) => host.step(params, grads, None, input),
+            Place::Host(host) => host.step(params, grads, input),
             Place::Device(_) => Err(Error::Device(
                 "the optimizer works on a device: copy the tensors there and give their addresses".into(),
             )),
@@ -225,60 +224,59 @@ impl AnyOptimizer {
         unsafe { host.finish(params, input) }
     }
 
-    /// The first half of a step in sharded training, see [`DeviceOptimizer::local_squared_norm`]; where the
-    /// two numbers are.
+    /// The first half of a step in sharded training; where the [`Core::sums_len`] numbers are that ranks add
+    /// up, f64 each. They are valid until the next step or half of one.
     ///
     /// # Safety
     /// As [`AnyOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::local_squared_norm`].
-    pub unsafe fn local_squared_norm(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
+    /// As [`Optimizer::local_sums`] and [`DeviceOptimizer::local_sums`].
+    pub unsafe fn local_sums(
+        &mut self,
+        tensors: &[RawTensor],
+        grad_scale: RawNumber,
+        stream: Stream,
+    ) -> Result<u64> {
         match &mut self.place {
             Place::Host(host) => {
                 host.alone(stream)?;
+                let grad_scale = grad_scale.on_host("grad_scale")?;
                 // SAFETY: the caller vouches for the addresses.
-                let (_, grads) = unsafe { host.slices(tensors)? };
-                let norm = host.optimizer.local_squared_norm(&grads)?;
-                for (place, value) in host.norm.iter().zip([norm.euclidean, norm.sigma]) {
-                    place.store(value.to_bits(), Ordering::Relaxed);
-                }
-                Ok(host.norm.as_ptr().expose_provenance() as u64)
+                let (params, grads) = unsafe { host.slices(tensors)? };
+                host.local_sums(&params, &grads, grad_scale)
             }
             // SAFETY: the caller vouches for the addresses.
-            Place::Device(device) => unsafe { device.local_squared_norm(tensors, stream) },
+            Place::Device(device) => unsafe { device.local_sums(tensors, stream) },
         }
     }
 
-    /// The second half, with two f64 at the address `norm`, see [`DeviceOptimizer::step_with_norm`].
+    /// The second half, with the sums of all ranks at the address `sums`, which need not be that of the
+    /// first.
     ///
     /// # Safety
-    /// As [`AnyOptimizer::step`], and for the two numbers.
+    /// As [`AnyOptimizer::step`], and for the numbers.
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step_with_norm`].
-    pub unsafe fn step_with_norm(
+    /// As [`Optimizer::step_with_sums`] and [`DeviceOptimizer::step_with_sums`]; on the host also where there
+    /// was no first half since the last step.
+    pub unsafe fn step_with_sums(
         &mut self,
         tensors: &[RawTensor],
-        norm: u64,
+        sums: u64,
         input: &RawInput,
         stream: Stream,
     ) -> Result<Option<StepReport>> {
         match &mut self.place {
             Place::Host(host) => {
                 host.alone(stream)?;
-                let norm = check_number("norm", norm, DType::F64)?;
-                // SAFETY: not null and aligned, checked above; the caller vouches for the rest.
-                let [euclidean, sigma] =
-                    unsafe { std::ptr::with_exposed_provenance::<[f64; 2]>(norm as usize).read() };
+                let input = input.on_host()?;
                 // SAFETY: the caller vouches for the addresses.
-                let (mut params, grads) = unsafe { host.slices(tensors)? };
-                let norm = SquaredNorm { euclidean, sigma };
-                host.step(&mut params, &grads, Some(norm), &input.on_host()?).map(Some)
+                unsafe { host.step_with_sums(tensors, sums, &input) }.map(Some)
             }
             Place::Device(device) => {
                 // SAFETY: the caller vouches for the addresses.
-                unsafe { device.step_with_norm(tensors, norm, input, stream) }.map(|()| None)
+                unsafe { device.step_with_sums(tensors, sums, input, stream) }.map(|()| None)
             }
         }
     }

@@ -1,28 +1,30 @@
-//! An optimizer on the host with what a device's has beside: tensors by address, the last report, norms for
-//! others to read, and gradients that come one by one.
+//! An optimizer on the host with what a device's has beside: tensors by address, the last report, sums for
+//! others to add up, and gradients that come one by one.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::cpu::GradSum;
 use crate::backend::executor::Stream;
 use crate::backend::memory::{self, Range};
 use crate::error::{Error, Result};
 use crate::optimizer::core::Core;
-use crate::optimizer::raw::{Placement, check_host_stream};
+use crate::optimizer::raw::{Placement, check_host_stream, check_number};
 use crate::optimizer::reader::LastReport;
-use crate::optimizer::{Optimizer, RawInput, RawTensor, SquaredNorm, StepInput, StepReport};
+use crate::optimizer::{LocalSums, Optimizer, RawInput, RawTensor, StepInput, StepReport};
 use crate::tensor::{DType, GradRef, ParamMut};
 
 /// An optimizer on the host with what a [`DeviceOptimizer`] has beside: checked addresses, the last report
-/// and the norms.
+/// and the sums.
 #[derive(Debug)]
 pub(super) struct OnHost {
     pub optimizer: Optimizer,
     pub placement: Placement,
     pub last: Arc<LastReport>,
-    /// The squared norms of the split form, the bits of f64; callers add them up over the ranks in place.
-    pub norm: Box<[AtomicU64; 2]>,
+    /// What the last first half found, until the next step.
+    half: Option<LocalSums>,
+    /// Its numbers, the bits of f64; callers add them up over the ranks in place.
+    sums: Box<[AtomicU64]>,
     /// What was given one by one since the last step that was finished.
     given: Vec<Given>,
 }
@@ -40,7 +42,8 @@ impl OnHost {
             optimizer,
             placement: Placement::default(),
             last: Arc::default(),
-            norm: Box::default(),
+            half: None,
+            sums: Box::default(),
             given: Vec::new(),
         }
     }
@@ -55,13 +58,53 @@ impl OnHost {
         &mut self,
         params: &mut [ParamMut<'_>],
         grads: &[GradRef<'_>],
-        norm: Option<SquaredNorm>,
         input: &StepInput,
     ) -> Result<StepReport> {
-        let report = match norm {
-            None => self.optimizer.step(params, grads, input)?,
-            Some(norm) => self.optimizer.step_with_norm(params, grads, norm, input)?,
+        let report = self.optimizer.step(params, grads, input)?;
+        self.last.set(report);
+        Ok(report)
+    }
+
+    /// The first half of a step; the address of its numbers.
+    pub fn local_sums(
+        &mut self,
+        params: &[ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        grad_scale: f64,
+    ) -> Result<u64> {
+        let half = self.half.insert(self.optimizer.local_sums(params, grads, grad_scale)?);
+        if self.sums.len() != half.values().len() {
+            self.sums = half.values().iter().map(|_| AtomicU64::default()).collect();
+        }
+        for (place, value) in self.sums.iter().zip(half.values()) {
+            place.store(value.to_bits(), Ordering::Relaxed);
+        }
+        Ok(self.sums.as_ptr().expose_provenance() as u64)
+    }
+
+    /// The second half, with the numbers at an address.
+    ///
+    /// # Safety
+    /// As [`AnyOptimizer::step_with_sums`](super::AnyOptimizer::step_with_sums).
+    pub unsafe fn step_with_sums(
+        &mut self,
+        tensors: &[RawTensor],
+        sums: u64,
+        input: &StepInput,
+    ) -> Result<StepReport> {
+        let address = check_number("sums", sums, DType::F64)?;
+        // SAFETY: the caller vouches for the addresses.
+        let (mut params, grads) = unsafe { self.slices(tensors)? };
+        let Some(mut half) = self.half.take() else {
+            let expected = "there was no first half since the last step; add up what it gives";
+            return Err(Error::invalid("sums", format!("address {address:#x}"), expected));
         };
+        // SAFETY: not null and aligned, checked above; the caller vouches for so many numbers.
+        let given = unsafe { memory::grad_ref(address, half.values().len(), DType::F64) };
+        if let GradRef::F64(given) = given {
+            half.values_mut().copy_from_slice(given);
+        }
+        let report = self.optimizer.step_with_sums(&mut params, &grads, half, input)?;
         self.last.set(report);
         Ok(report)
     }
@@ -141,7 +184,7 @@ impl OnHost {
                 .iter()
                 .map(|given| if given.any { given.sum.get() } else { GradRef::Missing })
                 .collect();
-            input.on_host().and_then(|input| self.step(&mut params, &grads, None, &input))
+            input.on_host().and_then(|input| self.step(&mut params, &grads, &input))
         };
         self.given = given;
         if done.is_ok() {

@@ -93,14 +93,15 @@ impl DeviceOptimizer {
 
     /// Makes variances of rows and columns for each tensor: averages of nothing, and columns that weigh 1.
     pub(super) fn require_variances(&mut self) -> Result<()> {
-        let sizes: Vec<usize> = (self.core.rows().iter().zip(self.core.lens()))
-            .map(|(rows, &len)| VariancesLayout::of(*rows, len).bytes())
+        let sizes: Vec<usize> = (self.core.parts().iter().zip(self.core.lens()))
+            .map(|(part, &len)| VariancesLayout::of(part.rows, len).bytes())
             .collect();
         let addresses = self.allocate(&sizes)?;
         for (buffers, address) in self.buffers.iter_mut().zip(addresses) {
             buffers.variances = address;
         }
-        for (buffers, rows) in self.buffers.iter().zip(self.core.rows()) {
+        for (buffers, part) in self.buffers.iter().zip(self.core.parts()) {
+            let rows = part.rows;
             if rows.columns > 0 {
                 let one = 1_f32.to_bits();
                 // SAFETY: the scales of the side that is read first, a part of memory that nobody uses yet.

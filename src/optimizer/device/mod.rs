@@ -27,7 +27,7 @@ use self::settings::Control;
 use self::workspace::Workspace;
 use super::core::Core;
 use super::raw::{Placement, check_number};
-use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, SquaredNorm, StepReport, TensorSpec};
+use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, StepReport, TensorSpec};
 use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
 use crate::backend::executor::{Device, DeviceBuffer, Instance, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
@@ -112,6 +112,11 @@ impl DeviceOptimizer {
         device: &Device,
     ) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
+        if let Some(spec) = core.first_part() {
+            let problem = "is a part of a whole tensor, and on a device the adaptive method needs whole ones: give every \
+                           rank all of it, or take a fitted model, or the CPU";
+            return Err(Error::tensor(&spec.name, problem));
+        }
         let (options, count) = (core.options(), core.specs().len());
         if options.groups.len() > usize::from(u16::MAX) + 1 {
             return Err(Error::invalid(
@@ -352,18 +357,18 @@ impl DeviceOptimizer {
         }
     }
 
-    /// Queues the first half of a step in sharded training, the squared norms of this rank's gradients: two
-    /// f64 at the address returned, [`SquaredNorm`](crate::optimizer::SquaredNorm)'s `euclidean` and `sigma`,
-    /// for the caller to add up over the ranks in place or elsewhere. The address stays the same.
+    /// Queues the first half of a step in sharded training, the sums of this rank's gradients:
+    /// [`Core::sums_len`] f64 at the address returned, for the caller to add up over the ranks in place or
+    /// elsewhere. The address stays the same.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more than norms over
-    /// all tensors.
-    pub unsafe fn local_squared_norm(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
-        self.core.method().descent().check_sharded()?;
+    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with the adaptive method, whose steps in
+    /// halves are for the CPU, and when a group has norm lock: a shard doesn't know the norms that it needs.
+    pub unsafe fn local_sums(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
+        self.check_halves()?;
         // The loss does not matter to norms.
         let input = RawInput::new(0.0);
         // SAFETY: the caller vouches for the addresses.
@@ -377,37 +382,46 @@ impl DeviceOptimizer {
         Ok(step.given_norm)
     }
 
-    /// The norms that the last [`DeviceOptimizer::local_squared_norm`] wrote, after waiting for the stream:
-    /// for those who add them up on the host.
+    fn check_halves(&self) -> Result<()> {
+        self.core.check_sharded()?;
+        if self.core.method().descent().has_rows() {
+            let expected = "takes no steps in halves on a device: give every rank whole tensors and averaged gradients, and \
+                            use `step`; or take a fitted model, or the CPU";
+            return Err(Error::invalid("method", self.core.method().name(), expected));
+        }
+        Ok(())
+    }
+
+    /// The sums that the last [`DeviceOptimizer::local_sums`] wrote, after waiting for the stream: for those
+    /// who add them up on the host.
     ///
     /// # Errors
     /// [`Error::Device`] with what the driver reports.
-    pub fn read_squared_norm(&self, stream: Stream) -> Result<SquaredNorm> {
+    pub fn read_sums(&self, stream: Stream) -> Result<Vec<f64>> {
         self.control.read_norm(stream)
     }
 
-    /// Queues the second half: the update with the norm of all ranks, two f64 at the address `norm`. Every
-    /// rank must give the same norm and input; then all take bitwise the same step.
+    /// Queues the second half: the update with the sums of all ranks, [`Core::sums_len`] f64 at the address
+    /// `sums`. Every rank must give the same numbers and input; then all take bitwise the same step.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
     ///
     /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a
-    /// group has norm lock: a shard doesn't know the norms that they need.
-    pub unsafe fn step_with_norm(
+    /// As [`DeviceOptimizer::step`] and [`DeviceOptimizer::local_sums`].
+    pub unsafe fn step_with_sums(
         &mut self,
         tensors: &[RawTensor],
-        norm: u64,
+        sums: u64,
         input: &RawInput,
         stream: Stream,
     ) -> Result<()> {
-        self.core.check_sharded()?;
-        let norm = check_number("norm", norm, DType::F64)?;
+        self.check_halves()?;
+        let sums = check_number("sums", sums, DType::F64)?;
         // SAFETY: the caller vouches for the addresses.
         let mut step = unsafe { self.prepare(tensors, input, stream)? };
-        step.given_norm = norm;
-        // SAFETY: `prepare` has checked the list and `check_number` the norm; that both are live memory of
+        step.given_norm = sums;
+        // SAFETY: `prepare` has checked the list and `check_number` the sums; that both are live memory of
         // the device the caller vouches for.
         unsafe { self.launch_update(&step, stream) }
     }

@@ -38,7 +38,8 @@ impl Extent {
     pub fn of_all(core: &Core) -> Result<Self> {
         let mut extent = Self::default();
         let has_rows = core.method().descent().has_rows();
-        for ((spec, &len), &rows) in core.specs().iter().zip(core.lens()).zip(core.rows()) {
+        for ((spec, &len), part) in core.specs().iter().zip(core.lens()).zip(core.parts()) {
+            let rows = part.rows;
             // The kernels count rows in 32 bits, and look at them where the method has any.
             let countable = !has_rows || u32::try_from(rows.count(len)).is_ok();
             extent.add(len as u64, rows).filter(|()| countable).ok_or_else(|| {
@@ -106,7 +107,7 @@ impl Plan {
         let kind = core.method().descent().kind();
         let mut extent = Extent::default();
         let tensors: Vec<RfdTensor> = (buffers.iter().zip(addresses).enumerate())
-            .map(|(k, (buffers, address))| extent.place(core, k, buffers, address, core.rows()[k]))
+            .map(|(k, (buffers, address))| extent.place(core, k, buffers, address, core.parts()[k].rows))
             .collect();
         let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
         let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
@@ -209,7 +210,7 @@ mod tests {
         let tensors = [(1, DType::F32), (1 << 45, DType::F32)];
         Extent::of_all(&core(model(), false, &tensors)).unwrap();
         let rows = core(Adaptive::default(), false, &tensors);
-        assert_eq!(rows.rows()[1], Rows::CHUNKS);
+        assert_eq!(rows.parts()[1].rows, Rows::CHUNKS);
         assert!(Extent::of_all(&rows).unwrap_err().to_string().contains("`t1`"));
         Extent::of_all(&core(Adaptive::default(), false, &[(1 << 43, DType::F32)])).unwrap();
     }

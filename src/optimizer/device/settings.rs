@@ -5,7 +5,6 @@ use crate::backend::abi::{RfdGroup, RfdSettings, RfdSquaredNorm, RfdStatus, RfdS
 use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Stream};
 use crate::backend::words::Plain;
 use crate::error::Result;
-use crate::optimizer::SquaredNorm;
 use crate::optimizer::core::Core;
 
 const SETTINGS: u64 = 0;
@@ -91,10 +90,10 @@ impl Control {
     }
 
     /// The norms of the split form, after the work on the stream.
-    pub fn read_norm(&self, stream: Stream) -> Result<SquaredNorm> {
+    pub fn read_norm(&self, stream: Stream) -> Result<Vec<f64>> {
         let mut norm = RfdSquaredNorm::default();
         self.memory.download(NORM as usize, norm.bytes_mut(), stream)?;
-        Ok(SquaredNorm { euclidean: norm.euclidean, sigma: norm.sigma })
+        Ok(vec![norm.euclidean, norm.sigma])
     }
 
     /// Replaces the counts of steps.

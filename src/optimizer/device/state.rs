@@ -102,7 +102,7 @@ impl DeviceOptimizer {
     }
 
     fn layout(&self, tensor: usize) -> VariancesLayout {
-        VariancesLayout::of(self.core.rows()[tensor], self.core.lens()[tensor])
+        VariancesLayout::of(self.core.parts()[tensor].rows, self.core.lens()[tensor])
     }
 
     fn read(&self, address: u64, bytes: usize, stream: Stream) -> Result<Vec<u8>> {

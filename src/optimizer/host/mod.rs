@@ -1,5 +1,6 @@
 //! Steps on tensors in the process's own memory, on the CPU backend.
 
+mod halves;
 mod state;
 
 use std::ops::Deref;
@@ -7,12 +8,10 @@ use std::ops::Deref;
 use super::core::Core;
 use super::decision::{Norms, TotalSquares, lock};
 use super::method::{History, Seen, StepPlan, TensorSums};
-use super::{
-    Group, Limit, Method, Options, Outcome, SkipReason, SquaredNorm, StepInput, StepReport, TensorSpec,
-};
-use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Velocity};
+use super::{Group, Limit, Method, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec};
+use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Threads, Velocity};
 use crate::error::{Error, Result};
-use crate::numeric::{fold, power_of_two};
+use crate::numeric::fold;
 use crate::tensor::{GradRef, ParamMut};
 
 /// Random Function Descent over a fixed list of tensors.
@@ -53,6 +52,7 @@ pub struct Optimizer {
     history: History,
     applied_steps: u64,
     skipped_steps: u64,
+    _threads: Threads,
 }
 
 /// What is kept of a tensor.
@@ -87,9 +87,9 @@ impl Optimizer {
     pub fn new(method: impl Into<Method>, options: Options, specs: Vec<TensorSpec>) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
         let has_rows = core.method().descent().has_rows();
-        let buffers = (core.rows().iter().zip(core.lens()))
-            .map(|(rows, &len)| {
-                let (rows, columns) = if has_rows { (rows.count(len), rows.columns) } else { (0, 0) };
+        let buffers = (core.parts().iter())
+            .map(|part| {
+                let (rows, columns) = if has_rows { (part.row_averages, part.rows.columns) } else { (0, 0) };
                 Buffers {
                     rows: vec![0.0; rows],
                     columns: vec![0.0; columns],
@@ -104,6 +104,7 @@ impl Optimizer {
             core,
             applied_steps: 0,
             skipped_steps: 0,
+            _threads: Threads::new(),
         })
     }
 
@@ -174,12 +175,17 @@ impl Optimizer {
         input: &StepInput,
     ) -> Result<StepReport> {
         let _ieee = FloatEnvironment::ieee();
-        self.check(params, grads, input)?;
-        self.measure(params);
+        self.check(params, grads, input.grad_scale)?;
+        self.core.check_alone()?;
+        if self.core.method().descent().lacks_measures(&self.history) {
+            let values: Vec<GradRef<'_>> = params.iter().map(ParamMut::as_values).collect();
+            self.measure(cpu::plain_squares(&values));
+        }
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        let cpu::RowNorms { squares, directions, sampled, averages } = self.sums(grads, input);
+        let cpu::RowNorms { squares, directions, sampled, columns, rows } =
+            self.sums(grads, input.grad_scale);
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
         let norms = Norms::new(self.total(&squares), input.grad_scale);
@@ -187,34 +193,47 @@ impl Optimizer {
             return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
         }
         let unscale = 1.0 / input.grad_scale;
-        let tensors: Vec<_> = (grads.iter().zip(self.core.lens()).enumerate())
-            .map(|(k, (grad, &len))| {
-                let squares = squares.squares[k] * unscale * unscale;
-                let direction = directions.get(k).copied().unwrap_or_default();
-                let takes_part = len > 0 && !matches!(grad, GradRef::Missing);
-                let sampled = sampled.get(k).copied().unwrap_or_default();
-                takes_part.then_some(TensorSums { squares, direction, sampled })
+        let tensors: Vec<_> = (self.core.specs().iter().zip(grads).enumerate())
+            .map(|(k, (spec, grad))| {
+                let takes_part = grad.len().is_some_and(|len| len > 0);
+                takes_part.then_some(TensorSums {
+                    squares: squares.squares[k] * unscale * unscale,
+                    direction: directions.get(k).copied().unwrap_or_default(),
+                    sampled: sampled.get(k).copied().unwrap_or_default(),
+                    counts: spec.counts_in_norm,
+                })
+            })
+            .collect();
+        let averages = (columns.iter().zip(rows).enumerate())
+            .map(|(k, (means, rows))| {
+                let rows = rows.into_iter().map(|[average, _]| average).collect();
+                tensors[k].is_some().then(|| cpu::Averages { columns: self.next_columns(k, means), rows })
             })
             .collect();
         let plan = self.decide(norms, &tensors, input);
         Ok(self.apply(params, grads, input, norms, plan, averages))
     }
 
-    /// Before the first step, what the method takes from the parameters.
-    fn measure(&mut self, params: &[ParamMut<'_>]) {
+    /// Before the first step, what the method takes from the parameters, whose squares these are.
+    fn measure(&mut self, squares: Vec<f64>) {
         let descent = self.core.method().descent();
         if !descent.lacks_measures(&self.history) {
             return;
         }
-        let values: Vec<GradRef<'_>> = params.iter().map(ParamMut::as_values).collect();
-        let mean_squares: Vec<f64> = (cpu::plain_squares(&values).iter().zip(self.core.lens()))
-            .map(|(squares, &len)| squares / (len.max(1) as f64))
+        let mean_squares: Vec<f64> = (squares.iter().zip(self.core.parts()))
+            .map(|(squares, part)| squares / (part.elements.max(1) as f64))
             .collect();
         descent.measure(&mut self.history, self.core.specs(), &mean_squares);
     }
 
+    /// The averages of a tensor's columns after a step with these mean squares.
+    fn next_columns(&self, tensor: usize, means: &[f64]) -> Vec<f64> {
+        let rule = self.core.method().descent().column_variance(&self.history, tensor);
+        cpu::Averages::next_columns(rule, &self.buffers[tensor].columns, means)
+    }
+
     /// What the method decides by.
-    fn sums(&self, grads: &[GradRef<'_>], input: &StepInput) -> cpu::RowNorms {
+    fn sums(&self, grads: &[GradRef<'_>], grad_scale: f64) -> cpu::RowNorms {
         if !self.core.method().descent().has_rows() {
             return cpu::RowNorms::without_rows(cpu::squared_norms(grads));
         }
@@ -224,11 +243,10 @@ impl Optimizer {
                 velocity: buffers.velocity.as_ref(),
                 decay: self.core.velocity_decay_of(tensor),
                 variances: self.variances(tensor, &buffers.rows, &buffers.column_scales),
-                column_averages: &buffers.columns,
-                column_rule: self.core.method().descent().column_variance(&self.history, tensor),
+                shares_rows: self.core.parts()[tensor].shared.is_some(),
             })
             .collect();
-        cpu::row_norms(grads, &moving, 1.0 / input.grad_scale, self.applied_steps)
+        cpu::row_norms(grads, &moving, 1.0 / grad_scale, self.applied_steps)
     }
 
     /// What the elements of a tensor weigh in the step to come, with these averages of rows.
@@ -238,9 +256,9 @@ impl Optimizer {
         averages: &'a [f64],
         column_scales: &'a [f32],
     ) -> cpu::Variances<'a> {
-        let len = self.core.lens()[tensor] as f64;
-        let rule = self.core.method().descent().row_variance(&self.history, tensor, len);
-        cpu::Variances { rows: self.core.rows()[tensor], rule, averages, column_scales }
+        let part = &self.core.parts()[tensor];
+        let rule = self.core.method().descent().row_variance(&self.history, tensor, part.elements as f64);
+        cpu::Variances { rows: part.rows, rule, averages, column_scales }
     }
 
     fn decide(
@@ -253,65 +271,18 @@ impl Optimizer {
         self.core.method().descent().decide(&seen, &self.history)
     }
 
-    /// The first half of a step in sharded training: squared norms of this rank's gradients that count in the
-    /// norm.
-    ///
-    /// The squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`]
-    /// rescales them. NaN where any gradient is not finite, counted or not; a sum over ranks stays NaN, and
-    /// all skip.
-    ///
-    /// # Errors
-    /// As [`Optimizer::step`], for the gradients; [`Error::InvalidArgument`] with a method that needs more
-    /// than norms over all tensors.
-    pub fn local_squared_norm(&self, grads: &[GradRef<'_>]) -> Result<SquaredNorm> {
-        let _ieee = FloatEnvironment::ieee();
-        self.check_grads(grads)?;
-        self.core.method().descent().check_sharded()?;
-        let norms = cpu::squared_norms(grads);
-        if norms.squares.iter().any(|square| !square.is_finite()) {
-            // Also from a tensor that does not count: then every rank has to skip.
-            return Ok(SquaredNorm { euclidean: f64::NAN, sigma: f64::NAN });
-        }
-        let total = self.total(&norms);
-        let square = |s: f64| s * power_of_two(total.exponent) * power_of_two(total.exponent);
-        Ok(SquaredNorm { euclidean: square(total.euclidean), sigma: square(total.sigma) })
-    }
-
-    /// The second half of a step in sharded training: the update with the norm of all ranks. Every rank must
-    /// give the same `norm` and `input`, both reduced over the ranks; then all take bitwise the same step.
-    ///
-    /// # Errors
-    /// As [`Optimizer::step`]; [`Error::InvalidArgument`] with a method that needs more, and when a group has
-    /// norm lock: a shard doesn't know the norms that they need.
-    pub fn step_with_norm(
-        &mut self,
-        params: &mut [ParamMut<'_>],
-        grads: &[GradRef<'_>],
-        norm: SquaredNorm,
-        input: &StepInput,
-    ) -> Result<StepReport> {
-        let _ieee = FloatEnvironment::ieee();
-        self.check(params, grads, input)?;
-        self.core.check_sharded()?;
-        if input.found_inf != 0.0 {
-            return Ok(self.skip(input, None, SkipReason::FoundInf));
-        }
-        let total = TotalSquares { euclidean: norm.euclidean, sigma: norm.sigma, exponent: 0 };
-        let norms = Norms::new(total, input.grad_scale);
-        let plan = self.decide(norms, &[], input);
-        Ok(self.apply(params, grads, input, norms, plan, Vec::new()))
-    }
-
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
     fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
+        self.total_where(norms, |spec| spec.counts_in_norm)
+    }
+
+    fn total_where(&self, norms: &cpu::SquaredNorms, counts: fn(&TensorSpec) -> bool) -> TotalSquares {
         let counted = |weight: fn(&Group) -> f64| {
-            let terms: Vec<f64> = (self.core.specs().iter().zip(&norms.squares).enumerate())
-                .map(|(tensor, (spec, &square))| match spec.counts_in_norm {
-                    true => weight(self.core.group_of(tensor)) * square,
-                    false => 0.0,
-                })
-                .collect();
-            fold(&terms)
+            let tensors = self.core.specs().iter().zip(&norms.squares).enumerate();
+            fold(tensors.map(|(tensor, (spec, &square))| match counts(spec) {
+                true => weight(self.core.group_of(tensor)) * square,
+                false => 0.0,
+            }))
         };
         TotalSquares {
             euclidean: counted(|_| 1.0),
@@ -327,7 +298,7 @@ impl Optimizer {
         input: &StepInput,
         norms: Norms,
         plan: std::result::Result<StepPlan, SkipReason>,
-        averages: Vec<cpu::Averages>,
+        averages: Vec<Option<cpu::Averages>>,
     ) -> StepReport {
         let plan = match plan {
             Ok(plan) => plan,
@@ -335,8 +306,14 @@ impl Optimizer {
         };
         let column_scales: Vec<Vec<f32>> =
             self.buffers.iter_mut().map(|buffers| std::mem::take(&mut buffers.column_scales)).collect();
-        let variances: Vec<_> = (averages.iter().zip(&column_scales).enumerate())
-            .map(|(k, (averages, scales))| self.variances(k, &averages.rows, scales))
+        let own_rows: Vec<Option<Vec<f64>>> = (averages.iter().enumerate())
+            .map(|(k, averages)| {
+                let (part, len) = (&self.core.parts()[k], self.core.lens()[k]);
+                averages.as_ref().map(|averages| part.own_rows(len, &averages.rows))
+            })
+            .collect();
+        let variances: Vec<_> = (own_rows.iter().zip(&column_scales).enumerate())
+            .map(|(k, (rows, scales))| rows.as_deref().map(|rows| self.variances(k, rows, scales)))
             .collect();
         let Self { core, buffers, .. } = self;
         let options = core.options();
@@ -356,7 +333,7 @@ impl Optimizer {
             }
             let velocity = buffers.velocity.as_mut().filter(|_| decay > 0.0);
             let mut scalars = plan.decision.scalars(group, decay, plan.scale(index));
-            let variances = variances.get(index).copied();
+            let variances = variances.get(index).copied().flatten();
             if group.norm_lock && len > 1 {
                 let sums = cpu::lock_sums(
                     param,
@@ -390,10 +367,9 @@ impl Optimizer {
         for (buffers, scales) in self.buffers.iter_mut().zip(column_scales) {
             buffers.column_scales = scales;
         }
-        for (k, cpu::Averages { columns, rows }) in averages.into_iter().enumerate() {
-            if matches!(grads[k], GradRef::Missing) {
-                continue;
-            }
+        for (k, averages) in averages.into_iter().enumerate() {
+            // The averages of a tensor that takes no part wait.
+            let Some(cpu::Averages { columns, rows }) = averages else { continue };
             let rule = self.core.method().descent().column_variance(&self.history, k);
             let buffers = &mut self.buffers[k];
             buffers.column_scales = columns.iter().map(|&average| rule.scale(average)).collect();
@@ -431,10 +407,10 @@ impl Optimizer {
         }
     }
 
-    fn check(&self, params: &[ParamMut<'_>], grads: &[GradRef<'_>], input: &StepInput) -> Result<()> {
-        if !(input.grad_scale > 0.0 && input.grad_scale.is_finite()) {
+    fn check(&self, params: &[ParamMut<'_>], grads: &[GradRef<'_>], grad_scale: f64) -> Result<()> {
+        if !(grad_scale > 0.0 && grad_scale.is_finite()) {
             let expected = "give the positive number that the gradients were multiplied with, 1 for none";
-            return Err(Error::invalid("grad_scale", input.grad_scale, expected));
+            return Err(Error::invalid("grad_scale", grad_scale, expected));
         }
         self.core.check_count("params", params.len())?;
         for ((spec, len), param) in self.core.specs().iter().zip(self.core.lens()).zip(params) {
@@ -447,10 +423,6 @@ impl Optimizer {
                 return Err(Error::tensor(&spec.name, problem));
             }
         }
-        self.check_grads(grads)
-    }
-
-    fn check_grads(&self, grads: &[GradRef<'_>]) -> Result<()> {
         self.core.check_count("grads", grads.len())?;
         for ((spec, own), grad) in self.core.specs().iter().zip(self.core.lens()).zip(grads) {
             if let Some(len) = grad.len()

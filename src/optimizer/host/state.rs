@@ -63,7 +63,7 @@ impl Optimizer {
             let spec = &self.core.specs()[k];
             if let Some(bytes) = saved.variances {
                 own.columns = f64_values(bytes);
-                own.rows = own.columns.split_off(self.core.rows()[k].columns);
+                own.rows = own.columns.split_off(self.core.parts()[k].rows.columns);
                 own.column_scales = column_scales(&self.core, &state.history, k, bytes);
             }
             own.velocity = saved.velocity.map(|bytes| match spec.dtype.state() {

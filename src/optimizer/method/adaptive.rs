@@ -53,12 +53,12 @@ const SETTLED: u64 = 10;
 /// λ is multiplied with this share of the rate: weight decays as people bring them are of the size that goes
 /// with other learning rates.
 const DECAY_SHARE: f64 = 0.1;
-/// A matrix has the length scale √(LENGTH_SHARE·size), between its own size (the root mean square of its
+/// A tensor has the length scale √(LENGTH_SHARE·size), between its own size (the root mean square of its
 /// elements before the first step) and a common one.
 const LENGTH_SHARE: f64 = 0.1;
-const SMALLEST_SIZE: f64 = 0.01;
-/// The length scale of a tensor that is no matrix: gains, shifts.
-const VECTOR_LENGTH: f64 = 0.1;
+/// What that size counts as at least, in matrices and in vectors: shifts begin at 0, gains at 1.
+const SMALLEST_MATRIX: f64 = 0.01;
+const SMALLEST_VECTOR: f64 = 0.1;
 /// The first step is 2^(1 − RAMP) of what the rule says, each one after it twice as much: at a saddle, where
 /// deep networks start, the gradient does not tell how far the linear model holds.
 const RAMP: u64 = 8;
@@ -76,7 +76,6 @@ fn fresh(tensors: usize) -> History {
 /// A tensor as the step sees it, its history with this step in it.
 struct Tensor<'a> {
     group: &'a Group,
-    counts_in_norm: bool,
     /// `None` for one that takes no part in the step.
     sums: Option<TensorSums>,
     history: RfdTensorHistory,
@@ -153,13 +152,10 @@ impl Adaptive {
 
 /// Σ over the tensors that count, in the fixed order; one that does not is a 0.
 fn total(tensors: &[Tensor<'_>], term: impl Fn(&Tensor<'_>, TensorSums) -> f64) -> f64 {
-    let terms: Vec<f64> = (tensors.iter())
-        .map(|tensor| match tensor.sums {
-            Some(sums) if tensor.counts_in_norm => term(tensor, sums),
-            _ => 0.0,
-        })
-        .collect();
-    fold(&terms)
+    fold(tensors.iter().map(|tensor| match tensor.sums {
+        Some(sums) if sums.counts => term(tensor, sums),
+        _ => 0.0,
+    }))
 }
 
 /// The share of the full step that step number `applied_steps` + 1 takes.
@@ -194,11 +190,6 @@ impl Descent for Adaptive {
             return Err(fixed("loss_bound", new.loss_bound.map_or("none".into(), |bound| bound.to_string())));
         }
         Ok(())
-    }
-
-    fn check_sharded(&self) -> Result<()> {
-        let expected = "a shard does not know the norms of whole tensors; use `step`, or a fitted model";
-        Err(Error::invalid("method", self.name(), expected))
     }
 
     /// The velocity is the sum that the average is made of: v = −Σ βⁱ g.
@@ -240,8 +231,7 @@ impl Descent for Adaptive {
     }
 
     fn lacks_measures(&self, history: &History) -> bool {
-        let (_, tensors) = history.read::<RfdHistory, RfdTensorHistory>();
-        tensors.iter().any(|tensor| tensor.length == 0.0)
+        history.any_tensor(|tensor: RfdTensorHistory| tensor.length == 0.0)
     }
 
     fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
@@ -253,8 +243,9 @@ impl Descent for Adaptive {
             }
             // Sizes that are not finite would never do.
             let size = mean_square.sqrt();
-            let size = if size > SMALLEST_SIZE && size < f64::INFINITY { size } else { SMALLEST_SIZE };
-            tensor.length = if spec.is_matrix() { (LENGTH_SHARE * size).sqrt() } else { VECTOR_LENGTH };
+            let smallest = if spec.is_matrix() { SMALLEST_MATRIX } else { SMALLEST_VECTOR };
+            let size = if size > smallest && size < f64::INFINITY { size } else { smallest };
+            tensor.length = (LENGTH_SHARE * size).sqrt();
         }
         *history = History::new(&shared, &tensors);
     }
@@ -279,7 +270,6 @@ impl Descent for Adaptive {
             .zip(seen.tensors.iter().zip(&tensors_before))
             .map(|(spec, (&sums, before))| Tensor {
                 group: &core.options().groups[spec.group],
-                counts_in_norm: spec.counts_in_norm,
                 sums,
                 history: sums.map_or(*before, |sums| self.observe(before, sums)),
             })
@@ -387,8 +377,8 @@ impl Descent for Adaptive {
             settled: SETTLED as f64,
             decay_share: DECAY_SHARE,
             length_share: LENGTH_SHARE,
-            smallest_size: SMALLEST_SIZE,
-            vector_length: VECTOR_LENGTH,
+            smallest_matrix: SMALLEST_MATRIX,
+            smallest_vector: SMALLEST_VECTOR,
             ramp: RAMP,
             ..RfdAdaptive::default()
         };

@@ -191,10 +191,6 @@ impl Descent for Fitted {
         Ok(())
     }
 
-    fn check_sharded(&self) -> Result<()> {
-        Ok(())
-    }
-
     fn velocity_decay(&self, group: usize) -> f64 {
         match self.momentum[..] {
             [] => 0.0,

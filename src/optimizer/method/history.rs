@@ -53,17 +53,28 @@ impl History {
     /// The numbers of one tensor.
     pub fn of_tensor<T: Plain>(&self, tensor: usize) -> T {
         let size = T::FIELDS.len();
-        T::from_words(&words(&self.tensors[tensor * size..][..size]))
+        from_numbers(&self.tensors[tensor * size..][..size])
+    }
+
+    /// Whether something holds for the numbers of any tensor.
+    pub fn any_tensor<T: Plain>(&self, holds: impl Fn(T) -> bool) -> bool {
+        self.tensors.chunks_exact(T::FIELDS.len().max(1)).any(|numbers| holds(from_numbers(numbers)))
     }
 
     /// The opposite of [`History::new`].
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
-        let tensors = words(&self.tensors);
-        let tensors = tensors.chunks_exact(T::FIELDS.len().max(1)).map(T::from_words).collect();
-        (S::from_words(&words(&self.shared)), tensors)
+        let tensors = self.tensors.chunks_exact(T::FIELDS.len().max(1)).map(from_numbers).collect();
+        (from_numbers(&self.shared), tensors)
     }
 }
 
-fn words(numbers: &[f64]) -> Vec<u64> {
-    numbers.iter().map(|number| number.to_bits()).collect()
+/// A struct whose fields are these numbers, which must be as many.
+fn from_numbers<T: Plain>(numbers: &[f64]) -> T {
+    let mut value = T::default();
+    let words = value.words_mut();
+    assert_eq!(words.len(), numbers.len(), "a history of another method");
+    for (word, number) in words.iter_mut().zip(numbers) {
+        *word = number.to_bits();
+    }
+    value
 }

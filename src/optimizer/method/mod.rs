@@ -94,9 +94,6 @@ pub(crate) trait Descent {
     /// An error unless an optimizer can go on with `new` in its place.
     fn check_change(&self, new: &Method) -> Result<()>;
 
-    /// An error unless a step can be decided from the sums of all squares alone, as in the split form.
-    fn check_sharded(&self) -> Result<()>;
-
     /// What the velocities of a group are multiplied with in each step; 0 when it has none.
     fn velocity_decay(&self, group: usize) -> f64;
 
@@ -109,7 +106,7 @@ pub(crate) trait Descent {
     }
 
     /// How the variances of a tensor's rows change in the next step that the tensor takes part in, and what
-    /// they weigh; it has so many elements. Only for a method that has rows.
+    /// they weigh; it has so many elements, on all ranks. Only for a method that has rows.
     fn row_variance(&self, _history: &History, _tensor: usize, _elements: f64) -> RowVariance {
         RowVariance::default()
     }
@@ -167,7 +164,8 @@ pub(crate) struct Seen<'a> {
     /// Those of the gradients.
     pub norms: Norms,
     pub applied_steps: u64,
-    /// By tensor, `None` for one that takes no part in the step. Empty in the split form.
+    /// By tensor, `None` for one that takes no part in the step. Empty in the split form of a method
+    /// without rows.
     pub tensors: &'a [Option<TensorSums>],
 }
 
@@ -181,6 +179,8 @@ pub(crate) struct TensorSums {
     pub direction: f64,
     /// The mean square of the elements that tell of columns, gradient scale removed; 0 without columns.
     pub sampled: f64,
+    /// Whether the tensor counts in the norms.
+    pub counts: bool,
 }
 
 /// What a step is going to do.

@@ -90,8 +90,7 @@ fn named(names: &[&str], numbers: &[f64]) -> Named {
 
 /// Elements of a row and number of columns of a tensor, where the method has rows.
 fn rows_of(core: &Core, tensor: usize) -> Option<[usize; 2]> {
-    let rows = core.rows()[tensor];
-    core.method().descent().has_rows().then_some([rows.len, rows.columns])
+    core.method().descent().has_rows().then(|| core.parts()[tensor].described())
 }
 
 /// The settings of a method that belong to what it remembers.
@@ -118,13 +117,13 @@ pub(crate) fn write(state: &State<Vec<u8>>, core: &Core) -> Result<Vec<u8>> {
     let specs = core.specs();
     let names = core.method().descent().names();
     let mut views = Vec::new();
-    for ((spec, buffers), (&len, rows)) in
-        (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.rows()))
+    for ((spec, buffers), (&len, part)) in
+        (specs.iter().zip(&state.tensors)).zip(core.lens().iter().zip(core.parts()))
     {
         let stored = [
             ("velocity", &buffers.velocity, velocity_format(spec.dtype), len),
             ("master", &buffers.master, Dtype::F32, len),
-            ("variances", &buffers.variances, Dtype::F64, rows.averages(len)),
+            ("variances", &buffers.variances, Dtype::F64, part.averages()),
         ];
         for (kind, bytes, dtype, len) in stored {
             if let Some(bytes) = bytes {
@@ -193,11 +192,11 @@ pub(crate) fn read<'a>(bytes: &'a [u8], core: &Core) -> Result<State<&'a [u8]>> 
     }
     let tensors = (specs.iter().zip(&entries).enumerate())
         .map(|(tensor, (spec, entry))| {
-            let (len, rows) = (core.lens()[tensor], core.rows()[tensor]);
+            let len = core.lens()[tensor];
             let values = |kind: &str, present: bool, dtype, len| {
                 present.then(|| values(&stored, &format!("{kind}.{}", spec.name), dtype, len)).transpose()
             };
-            let variances = values("variances", has_rows, Dtype::F64, rows.averages(len))?;
+            let variances = values("variances", has_rows, Dtype::F64, core.parts()[tensor].averages())?;
             check_variances(variances, &spec.name)?;
             Ok(Buffers {
                 velocity: values(velocity, entry.velocity, velocity_format(spec.dtype), len)?,
@@ -378,7 +377,7 @@ pub(super) fn damaged_history(problem: &str) -> Error {
 /// What the columns of a tensor weigh, by the averages of a state.
 pub(crate) fn column_scales(core: &Core, history: &History, tensor: usize, averages: &[u8]) -> Vec<f32> {
     let rule = core.method().descent().column_variance(history, tensor);
-    let columns = averages.as_chunks::<8>().0.iter().take(core.rows()[tensor].columns);
+    let columns = averages.as_chunks::<8>().0.iter().take(core.parts()[tensor].rows.columns);
     columns.map(|bytes| rule.scale(f64::from_le_bytes(*bytes))).collect()
 }
 

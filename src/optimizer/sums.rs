@@ -1,0 +1,153 @@
+//! What ranks add up between the two halves of a step in sharded training.
+//!
+//! A method without rows needs two norms. One that has rows needs of each tensor five numbers, then for each
+//! column of the whole tensor what the ranks' parts say of its mean square, then for each row that ranks
+//! share two sums (`docs/summation.md`, section 7).
+
+use super::core::Core;
+use super::decision::TotalSquares;
+use super::part::Part;
+use crate::error::{Error, Result};
+
+/// The sums of one rank's part of all gradients: add those of all ranks up, number by number, then give the
+/// result to [`Optimizer::step_with_sums`](super::Optimizer::step_with_sums) on each.
+#[derive(Debug)]
+pub struct LocalSums {
+    pub(super) values: Vec<f64>,
+    /// By tensor, the new averages of the rows that are whole on this rank.
+    pub(super) rows: Vec<Vec<f64>>,
+    pub(super) grad_scale: f64,
+    /// Steps applied and skipped before.
+    pub(super) steps: [u64; 2],
+}
+
+impl LocalSums {
+    /// The numbers, [`Core::sums_len`] of them.
+    pub fn values(&self) -> &[f64] {
+        &self.values
+    }
+
+    /// The same, for those of all ranks to be put in their place.
+    pub fn values_mut(&mut self) -> &mut [f64] {
+        &mut self.values
+    }
+}
+
+/// The sums of one tensor, of a part or of the whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TensorNumbers {
+    /// Elements that have a gradient.
+    pub elements: f64,
+    /// ‖g_k‖², gradient scale not removed.
+    pub squares: f64,
+    /// Σ w_i u_j d_ij² over the rows that are whole on a rank.
+    pub direction: f64,
+    /// The mean square of the elements that tell of columns, times the share of elements.
+    pub sampled: f64,
+    /// Σ p² before the first step, 0 later.
+    pub parameter: f64,
+    /// The mean square in each column of the part, times the share of what the column holds.
+    pub columns: Vec<f64>,
+    /// Of each row that ranks share, Σ g² and Σ u_j d_ij².
+    pub rows: Vec<[f64; 2]>,
+}
+
+/// Numbers of a tensor beside those of columns and rows.
+const NUMBERS: usize = 5;
+
+/// Numbers of a tensor.
+fn len(part: &Part) -> usize {
+    NUMBERS + part.whole_columns + part.shared.map_or(0, |shared| 2 * shared.count)
+}
+
+impl Core {
+    /// How many f64 ranks add up in a step in two halves; the same on all that have parts of the same list of
+    /// tensors.
+    pub fn sums_len(&self) -> usize {
+        match self.method().descent().has_rows() {
+            false => 2,
+            true => self.parts().iter().map(len).sum(),
+        }
+    }
+
+    /// An error unless there are as many numbers as ranks add up.
+    pub(super) fn check_sums(&self, count: usize) -> Result<()> {
+        let own = self.sums_len();
+        if count == own {
+            return Ok(());
+        }
+        Err(Error::invalid("number of sums", count, format!("ranks add up {own} numbers: give all of them")))
+    }
+}
+
+impl TensorNumbers {
+    /// Writes them where ranks add them up; zeros of a tensor that counts on another rank, but what is not
+    /// finite makes all skip.
+    pub fn write(&self, part: &Part, counts: bool, values: &mut Vec<f64>) {
+        let first = values.len();
+        values.resize(first + len(part), 0.0);
+        let values = &mut values[first..];
+        if !counts {
+            values[1] = if self.squares.is_finite() { 0.0 } else { self.squares };
+            return;
+        }
+        let numbers = [self.elements, self.squares, self.direction, self.sampled, self.parameter];
+        values[..NUMBERS].copy_from_slice(&numbers);
+        let (columns, rows) = values[NUMBERS..].split_at_mut(part.whole_columns);
+        for (own, mean) in self.columns.iter().enumerate() {
+            columns[part.column(own)] = *mean;
+        }
+        if let Some(shared) = part.shared {
+            // In the order of the part's rows.
+            for (own, sums) in self.rows.iter().enumerate() {
+                let row = &mut rows[2 * shared.of(own)..][..2];
+                row.iter_mut().zip(sums).for_each(|(sum, term)| *sum += term);
+            }
+        }
+    }
+
+    /// Those of each tensor, with the columns that its part has and all rows that ranks share.
+    pub fn read(core: &Core, mut values: &[f64]) -> Vec<Self> {
+        (core.parts().iter())
+            .map(|part| {
+                let own;
+                (own, values) = values.split_at(len(part));
+                let (numbers, rest) = own.split_at(NUMBERS);
+                let (columns, rows) = rest.split_at(part.whole_columns);
+                Self {
+                    elements: numbers[0],
+                    squares: numbers[1],
+                    direction: numbers[2],
+                    sampled: numbers[3],
+                    parameter: numbers[4],
+                    columns: (0..part.rows.columns).map(|own| columns[part.column(own)]).collect(),
+                    rows: rows.as_chunks::<2>().0.to_vec(),
+                }
+            })
+            .collect()
+    }
+
+    /// Whether the tensor takes part in the step, on all ranks. `here` says whether this one has elements of
+    /// it with a gradient, or elements without.
+    pub fn takes_part(&self, core: &Core, tensor: usize, here: Option<bool>) -> Result<bool> {
+        let whole = core.parts()[tensor].elements;
+        let problem = match (self.elements, here) {
+            (0.0, None | Some(false)) => return Ok(false),
+            (0.0, Some(true)) => {
+                "has a gradient but counts in the norm of no rank; let it count on one".into()
+            }
+            (elements, _) if elements != whole as f64 => format!(
+                "has {whole} elements, but the ranks' sums are of {elements}; add up those of all ranks, each part \
+                 counting on one of them, and give each rank's gradient or none"
+            ),
+            (_, Some(false)) => "has a gradient on other ranks but not on this one; give it here too".into(),
+            _ => return Ok(true),
+        };
+        Err(Error::tensor(&core.specs()[tensor].name, problem))
+    }
+}
+
+/// The two norms of a method without rows.
+pub(super) fn total(values: &[f64]) -> TotalSquares {
+    TotalSquares { euclidean: values[0], sigma: values[1], exponent: 0 }
+}
