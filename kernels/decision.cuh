@@ -29,14 +29,19 @@ __device__ __forceinline__ void load_settings(const Launch& launch, DecisionScra
     if (threadIdx.x >= 32) {
         const uint32_t first = threadIdx.x - 32, stride = RFD_THREADS - 32;
         if (first == 0) {
-            scratch.settings = settings_of(step);
-            scratch.grad_scale = grad_scale_of(step);
+            // All loads before the first store: the compiler can't know that they don't overlap.
+            const RfdSettings settings = settings_of(step);
+            const double grad_scale = grad_scale_of(step), loss = loss_of(step);
+            const uint64_t applied = applied_steps(step);
+            const bool spoilt = found_inf(step);
+            scratch.settings = settings;
+            scratch.grad_scale = grad_scale;
             scratch.decision = Decision{};
-            scratch.decision.loss = loss_of(step);
+            scratch.decision.loss = loss;
             scratch.decision.decay_share = 1.0;
-            scratch.decision.unscale = quotient(1.0, scratch.grad_scale);
-            scratch.decision.applied = applied_steps(step);
-            scratch.decision.outcome = found_inf(step) ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
+            scratch.decision.unscale = quotient(1.0, grad_scale);
+            scratch.decision.applied = applied;
+            scratch.decision.outcome = spoilt ? RFD_OUTCOME_FOUND_INF : RFD_OUTCOME_APPLIED;
             valid = (KIND != Kind::generic || is_method(step.method)) &&
                     is_valid(scratch.settings, scratch.grad_scale) && method_accepts<KIND>(step, scratch.settings);
             prepare<KIND>(launch, scratch);

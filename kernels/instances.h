@@ -41,12 +41,14 @@
 #define RFD_PHASES(X) X(step) X(norm) X(update)
 
 // Kernels that there are once: rfd_<name>. Device code is compiled, and loaded when it is needed, in parts:
-// one for each instance, and `common`. PART: the one that they belong to. X(name, PART)
+// of each instance the kernel for a step in one launch, <name>, and those for separate launches,
+// <name>_apart; `apart`, which all separate launches need; and `common`. PART: the one that they belong to.
+// X(name, PART)
 #define RFD_SINGLE_KERNELS(X)  \
-    X(rescale_max, generic)    \
-    X(rescale_norm, generic)   \
-    X(total, common)           \
-    X(status, common)          \
+    X(rescale_max, generic_apart)  \
+    X(rescale_norm, generic_apart) \
+    X(total, apart)            \
+    X(status, apart)           \
     X(fill_masters, common)    \
     X(measure, common)         \
     X(store, common)

@@ -99,21 +99,28 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
     extern "C" __global__ void __launch_bounds__(RFD_THREADS, BLOCKS)    \
         NAME(RFD_PARAMETER(RfdStep) step, RFD_PARAMETER(RfdTable) table)
 
-#define RFD_DEFINE_INSTANCE(NAME, ...)                                                                           \
-    RFD_KERNEL(rfd_step_##NAME, instance::NAME::BLOCKS) { step_kernel<instance::NAME>(step, table); }            \
+#define RFD_DEFINE_STEP(NAME, ...) \
+    RFD_KERNEL(rfd_step_##NAME, instance::NAME::BLOCKS) { step_kernel<instance::NAME>(step, table); }
+#define RFD_DEFINE_APART(NAME, ...)                                                                                    \
     RFD_KERNEL(rfd_norm_##NAME, instance::NAME::BLOCKS) { norm_kernel<instance::NAME>(step, table); }            \
     RFD_KERNEL(rfd_update_##NAME, instance::NAME::BLOCKS) { update_kernel<instance::NAME>(step, table); }
 
-// A part of the device code alone: RFD_PART_INSTANCE names an instance, RFD_PART_COMMON is for what belongs
-// to none.
-#ifdef RFD_PART_INSTANCE
-#define RFD_DEFINE_NAMED(NAME) RFD_DEFINE_INSTANCE(NAME)
-RFD_DEFINE_NAMED(RFD_PART_INSTANCE)
-#elif !defined(RFD_PART_COMMON)
-RFD_INSTANCES(RFD_DEFINE_INSTANCE)
+// A part of the device code alone (instances.h): RFD_PART_STEP and RFD_PART_APART name an instance.
+#define RFD_STEP_OF(NAME) RFD_DEFINE_STEP(NAME)
+#define RFD_APART_OF(NAME) RFD_DEFINE_APART(NAME)
+#if defined(RFD_PART_STEP)
+RFD_STEP_OF(RFD_PART_STEP)
+#elif defined(RFD_PART_APART)
+RFD_APART_OF(RFD_PART_APART)
+#elif !defined(RFD_PART_COMMON) && !defined(RFD_PART_SEPARATE)
+#define RFD_PART_COMMON
+#define RFD_PART_SEPARATE
+#define RFD_PART_RESCALES
+RFD_INSTANCES(RFD_DEFINE_STEP)
+RFD_INSTANCES(RFD_DEFINE_APART)
 #endif
 
-#if defined(RFD_PART_RESCALES) || !(defined(RFD_PART_INSTANCE) || defined(RFD_PART_COMMON))
+#ifdef RFD_PART_RESCALES
 
 // After rfd_norm_generic: the largest f64 gradient, if squares overflowed or underflowed.
 RFD_KERNEL(rfd_rescale_max, instance::generic::BLOCKS)
@@ -136,7 +143,7 @@ RFD_KERNEL(rfd_rescale_norm, instance::generic::BLOCKS)
 }
 
 #endif
-#ifndef RFD_PART_INSTANCE
+#ifdef RFD_PART_SEPARATE
 
 // One block, last of the separate launches: counts the step, which it decides again as the update did, and
 // remembers what the method needs of it.
@@ -172,7 +179,10 @@ RFD_KERNEL(rfd_total, 1)
     }
 }
 
-// One block, after rfd_norm_generic over parameters in the place of gradients.
+#endif
+#ifdef RFD_PART_COMMON
+
+// One block, after rfd_norm_* over parameters in the place of gradients.
 RFD_KERNEL(rfd_measure, 1)
 {
     Adaptive::measure(Launch(step, table));

@@ -66,8 +66,8 @@ impl Kernel {
     /// The part of the device code that has it, by its place in [`PARTS`].
     pub const fn part(self) -> usize {
         const PART: [usize; 34] = [
-            0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9,
-            9, 9,
+            0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10, 11, 11, 12, 13, 13, 14, 15, 15, 16, 17, 17, 17,
+            17, 18, 18, 19, 19, 19,
         ];
         PART[self.0]
     }
@@ -97,32 +97,52 @@ impl Kernel {
     }
 }
 /// The parts that device code is compiled and loaded in.
-pub(crate) const PARTS: [&str; 10] = [
+pub(crate) const PARTS: [&str; 20] = [
     "f32",
+    "f32_apart",
     "f32_momentum",
+    "f32_momentum_apart",
     "f32_averaged",
+    "f32_averaged_apart",
     "bf16_master",
+    "bf16_master_apart",
     "bf16_master_momentum",
+    "bf16_master_momentum_apart",
     "bf16_master_averaged",
+    "bf16_master_averaged_apart",
     "bf16",
+    "bf16_apart",
     "f16_master",
+    "f16_master_apart",
     "generic",
+    "generic_apart",
+    "apart",
     "common",
 ];
 /// The place of the one that belongs to no instance.
-pub(crate) const COMMON: usize = 9;
+pub(crate) const COMMON: usize = 19;
 /// PTX for compute capability 7.0 and newer, part by part.
 #[cfg(feature = "cuda")]
-pub(crate) const PTX: [&str; 10] = [
+pub(crate) const PTX: [&str; 20] = [
     include_str!("../../kernels/prebuilt/f32.ptx"),
+    include_str!("../../kernels/prebuilt/f32_apart.ptx"),
     include_str!("../../kernels/prebuilt/f32_momentum.ptx"),
+    include_str!("../../kernels/prebuilt/f32_momentum_apart.ptx"),
     include_str!("../../kernels/prebuilt/f32_averaged.ptx"),
+    include_str!("../../kernels/prebuilt/f32_averaged_apart.ptx"),
     include_str!("../../kernels/prebuilt/bf16_master.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master_apart.ptx"),
     include_str!("../../kernels/prebuilt/bf16_master_momentum.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master_momentum_apart.ptx"),
     include_str!("../../kernels/prebuilt/bf16_master_averaged.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_master_averaged_apart.ptx"),
     include_str!("../../kernels/prebuilt/bf16.ptx"),
+    include_str!("../../kernels/prebuilt/bf16_apart.ptx"),
     include_str!("../../kernels/prebuilt/f16_master.ptx"),
+    include_str!("../../kernels/prebuilt/f16_master_apart.ptx"),
     include_str!("../../kernels/prebuilt/generic.ptx"),
+    include_str!("../../kernels/prebuilt/generic_apart.ptx"),
+    include_str!("../../kernels/prebuilt/apart.ptx"),
     include_str!("../../kernels/prebuilt/common.ptx"),
 ];
 /// What an instance is compiled for, and as.

@@ -1054,6 +1054,7 @@ const std::unordered_map<string, Spec>& specs()
             for (int k = 0; k < 32; ++k) y |= (x >> k & 1) << (31 - k);
             return y;
         }(a));
+        UN("popc.b32", u32, u32, static_cast<u32>(std::popcount(a)));
         UN("clz.b32", u32, u32, static_cast<u32>(std::countl_zero(a)));
         UN("clz.b64", u32, u64, static_cast<u32>(std::countl_zero(a)));
         UN("bfind.shiftamt.u32", u32, u32, a == 0 ? ~0u : static_cast<u32>(std::countl_zero(a)));

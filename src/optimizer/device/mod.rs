@@ -181,7 +181,8 @@ impl DeviceOptimizer {
         let addresses: Vec<RawTensor> =
             optimizer.core.specs().iter().map(|spec| RawTensor::new(16, 16, spec.dtype)).collect();
         optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
-        device.executor().resident_blocks(Kernel::step(optimizer.expected))?;
+        let kernel = if optimizer.cooperative { Kernel::step } else { Kernel::norm };
+        device.executor().resident_blocks(kernel(optimizer.expected))?;
         Ok(optimizer)
     }
 
