@@ -271,8 +271,8 @@ fn warn(wanted: usize, started: usize, error: &std::io::Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         eprintln!(
-            "rfdescent: the system starts no more threads ({error}); steps go on with {started} of {wanted}, which changes \
-             no result. Set fewer, or RAYON_NUM_THREADS, to be rid of this message"
+            "rfdescent: the system starts no more threads ({error}); steps go on with {started} of {wanted}, \
+             which changes no result. Set fewer, or RAYON_NUM_THREADS, to be rid of this message"
         );
     }
 }
