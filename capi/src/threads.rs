@@ -9,9 +9,10 @@ const MOST: u32 = 1024;
 /// them; without it they are as many as there are processors, or as the environment variable
 /// RAYON_NUM_THREADS says. Results do not depend on it.
 ///
-/// For the whole process. With 1 no thread is ever started; else they start with the first large step and end
-/// when the last optimizer is destroyed. Where the system starts fewer, steps go on with those and say so on
-/// the standard error stream, once. A process that is forked starts its own. Any thread.
+/// For the whole process. With 1 no thread is started, but those that have been stay; else they start with
+/// the first large step and end when the last optimizer is destroyed. Where the system starts fewer, steps go
+/// on with those and say so on the standard error stream, once. A process that is forked starts its own. Any
+/// thread.
 /// RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024.
 #[unsafe(no_mangle)]
 pub extern "C" fn rfd_set_threads(count: u32) -> rfd_status {

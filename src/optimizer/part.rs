@@ -77,7 +77,10 @@ impl Part {
         let share = if elements > 0 { len as f64 / elements as f64 } else { 1.0 };
         let whole_columns = whole.rows().columns;
         let part = Self { elements, whole_columns, share, height_share: share, ..own };
-        let behind = |shape: &[usize]| shape.iter().skip(1).product::<usize>();
+        // Only a tensor without elements, of which some size is 0, has rows beyond all numbers.
+        let behind = |shape: &[usize]| {
+            shape.iter().skip(1).try_fold(1_usize, |product, &size| product.checked_mul(size)).unwrap_or(0)
+        };
         let (inner, whole_inner) = (behind(&spec.shape), behind(&place.shape));
         let is_cut_behind = spec.shape.get(1..) != place.shape.get(1..);
         if is_cut_behind && !place.splits_rows && spec.row.is_none() {
@@ -111,7 +114,7 @@ impl Part {
             return Err(Error::tensor(&spec.name, problem));
         }
         let pieces = (inner / rows.len).max(1);
-        let count = place.shape[0];
+        let count = if elements > 0 { place.shape[0] } else { 0 };
         let shared = SharedRows { count, elements: whole_inner, first: place.start[0], pieces };
         if whole_columns == 0 {
             rows.columns = 0;
@@ -214,6 +217,11 @@ mod tests {
         assert!(Part::of(&all, 6).unwrap().shared.is_some() && part(&[1], &[1], &[0]).shared.is_some());
         assert_eq!(part(&[0], &[9], &[9]).averages(), 1);
         assert_eq!(part(&[6, 0], &[6, 9], &[0, 9]).averages(), 6);
+        // Without elements, of any size.
+        assert_eq!(part(&[0, 1 << 40, 1 << 40], &[0, 1 << 40, 1 << 40], &[0, 0, 0]).averages(), 0);
+        let none = TensorSpec::new("w", &[0, 0], DType::F32);
+        let none = none.part_of(Whole::new(&[1 << 60, 0], &[0, 0]).with_split_rows());
+        assert_eq!(Part::of(&none, 0).unwrap().averages(), 0);
     }
 
     #[test]

@@ -316,14 +316,14 @@ def run_case(library, seed, kind, outcomes, verbose=False):
             cpu_report, report = Report(), Report()
             before = [p.copy() for p in params]
             if not locked and not adaptive and chance(random, 0.2):
-                norm, device_norm = ct.POINTER(ct.c_double)(), ct.POINTER(ct.c_double)()
-                on_cpu.call("squared_norm", cpu_params, cpu_grads, size_t(n), None, ct.byref(norm))
-                on_device.call("squared_norm", device_params, device_grads, size_t(n), None, ct.byref(device_norm))
+                sums, device_sums = ct.POINTER(ct.c_double)(), ct.POINTER(ct.c_double)()
+                on_cpu.call("local_sums", cpu_params, cpu_grads, size_t(n), ct.byref(cpu_input), None, ct.byref(sums))
+                on_device.call("local_sums", device_params, device_grads, size_t(n), ct.byref(device_input), None, ct.byref(device_sums))
                 for k in range(2):
-                    if not (norm[k] == device_norm[k] or (norm[k] != norm[k] and device_norm[k] != device_norm[k])):
-                        raise Different(f"squared norms: PTX {device_norm[k]!r}, CPU {norm[k]!r}")
-                on_cpu.call("step_with_norm", cpu_params, cpu_grads, size_t(n), norm, ct.byref(cpu_input), None, ct.byref(cpu_report))
-                on_device.call("step_with_norm", device_params, device_grads, size_t(n), device_norm, ct.byref(device_input), None, None)
+                    if not (sums[k] == device_sums[k] or (sums[k] != sums[k] and device_sums[k] != device_sums[k])):
+                        raise Different(f"squared norms: PTX {device_sums[k]!r}, CPU {sums[k]!r}")
+                on_cpu.call("step_with_sums", cpu_params, cpu_grads, size_t(n), sums, ct.byref(cpu_input), None, ct.byref(cpu_report))
+                on_device.call("step_with_sums", device_params, device_grads, size_t(n), device_sums, ct.byref(device_input), None, None)
             else:
                 on_cpu.call("step", cpu_params, cpu_grads, size_t(n), ct.byref(cpu_input), None, ct.byref(cpu_report))
                 on_device.call("step", device_params, device_grads, size_t(n), ct.byref(device_input), None, None)

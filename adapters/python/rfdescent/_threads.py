@@ -1,6 +1,7 @@
 """How many threads steps on the CPU use."""
 
 import os
+import re
 
 import torch
 
@@ -14,8 +15,8 @@ _MOST = 1024
 class _Threads:
     """What the library was told."""
 
-    # The library reads the environment variable by itself.
-    follows = not os.environ.get("RAYON_NUM_THREADS", "").isdigit()
+    # Unless the environment variable has a number above 0, which the library reads by itself.
+    follows = re.fullmatch(r"\+?0*[1-9][0-9]*", os.environ.get("RAYON_NUM_THREADS", "")) is None
     last = 0
 
 
@@ -28,7 +29,8 @@ def set_threads(count: int | None) -> None:
     Parameters
     ----------
     count
-        From 1 to 1024, for the whole process; with 1 no thread is started. None goes back to PyTorch's number.
+        From 1 to 1024, for the whole process; with 1 no thread is started. None goes back to PyTorch's
+        number.
 
     Raises
     ------

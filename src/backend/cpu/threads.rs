@@ -3,9 +3,13 @@
 //! The calling thread always takes part; others come from a pool, which the first large step makes and the
 //! last optimizer takes down. A thread that does not come in time is not waited for: what is to be done lies
 //! in one list, from which each takes the next piece. A forked child inherits a pool without threads; it
-//! forgets that and makes its own.
+//! forgets that and makes its own, unless another thread was making or ending one at the fork: then it goes
+//! on with one thread. Which process it is tells its number, so that a child that has its parent's, as the
+//! first one of a process namespace may, must not step; and a child of a program with optimizers keeps their
+//! leases, so that its own pool lasts until it ends.
 
 use std::any::Any;
+use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,6 +18,9 @@ use std::thread::JoinHandle;
 
 use super::FloatEnvironment;
 
+/// More would be a mistake, and take what the user may start.
+const MOST: usize = 1024;
+
 /// What [`set_count`] was given last; 0 before.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Of all optimizers together.
@@ -21,17 +28,18 @@ static LEASES: AtomicUsize = AtomicUsize::new(0);
 static POOL: Mutex<Option<Arc<Pool>>> = Mutex::new(None);
 
 /// Threads that work on large tensors, the calling one among them: what [`set_count`] said last; else the
-/// environment variable RAYON_NUM_THREADS, read once; else one for each processor.
+/// environment variable RAYON_NUM_THREADS, read once; else one for each processor; 1024 at most.
 pub(crate) fn count() -> usize {
     static DEFAULT: OnceLock<usize> = OnceLock::new();
-    match COUNT.load(Ordering::Relaxed) {
+    let count = match COUNT.load(Ordering::Relaxed) {
         0 => *DEFAULT.get_or_init(|| {
             let given = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok());
             let given = given.filter(|&count: &usize| count > 0);
             given.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
         }),
         count => count,
-    }
+    };
+    count.min(MOST)
 }
 
 /// Sets [`count`] from the next step on, for the whole process; 0 brings back the default.
@@ -270,7 +278,9 @@ impl Jobs {
 fn warn(wanted: usize, started: usize, error: &std::io::Error) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        eprintln!(
+        // Where that stream is closed nobody is told.
+        let _ = writeln!(
+            std::io::stderr(),
             "rfdescent: the system starts no more threads ({error}); steps go on with {started} of {wanted}, \
              which changes no result. Set fewer, or RAYON_NUM_THREADS, to be rid of this message"
         );

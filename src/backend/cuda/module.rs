@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_uint, c_void};
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUjit_option, CUresult};
 
@@ -27,7 +27,9 @@ struct Aligned<T: ?Sized>(T);
 pub(super) struct Module {
     /// Machine code of all parts.
     whole: Option<Handle>,
-    parts: [OnceLock<std::result::Result<Part, String>>; PARTS.len()],
+    parts: [OnceLock<Part>; PARTS.len()],
+    /// Held while a part is loaded.
+    loading: Mutex<()>,
     multiprocessors: u32,
     /// Which code is used and why.
     pub code: String,
@@ -60,7 +62,8 @@ impl Module {
     /// For the current context, and a device with so many multiprocessors. Loads the common part.
     pub fn load(multiprocessors: u32) -> Result<Self> {
         let (whole, code) = load_whole();
-        let module = Self { whole, parts: Default::default(), multiprocessors, code };
+        let module =
+            Self { whole, parts: Default::default(), loading: Mutex::new(()), multiprocessors, code };
         module.part(COMMON)?;
         Ok(module)
     }
@@ -76,24 +79,33 @@ impl Module {
     }
 
     fn part(&self, index: usize) -> Result<&Part> {
-        let load = || {
-            self.load_part(index).map_err(|error| match error {
-                Error::Device(problem) => problem,
-                other => other.to_string(),
-            })
-        };
-        self.parts[index].get_or_init(load).as_ref().map_err(|problem| Error::Device(problem.clone()))
+        if self.parts[index].get().is_none() {
+            let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+            // Another thread may have been first. What failed is tried again the next time, when memory may
+            // be free.
+            if self.parts[index].get().is_none() {
+                let part = self.load_part(index)?;
+                return Ok(self.parts[index].get_or_init(|| part));
+            }
+        }
+        self.parts[index].get().ok_or_else(|| Error::Device("no device code was loaded".into()))
     }
 
     fn load_part(&self, index: usize) -> Result<Part> {
         // A list of another kind than expected may come first in a capture.
         let _relaxed = Relaxed::new()?;
         let own = if self.whole.is_none() { Some(Handle(load_ptx(PTX[index])?)) } else { None };
-        // Owned from here on, so that an error below unloads it.
-        let mut part = Part { functions: Vec::new(), own };
-        let Some(Handle(module)) = part.own.or(self.whole) else {
+        let Some(Handle(module)) = own.or(self.whole) else {
             return Err(Error::Device("no device code was loaded".into()));
         };
+        let functions =
+            self.functions(index, module).inspect_err(|_| own.into_iter().for_each(Handle::unload))?;
+        Ok(Part { functions, own })
+    }
+
+    /// The kernels of a part in the module that has them.
+    fn functions(&self, index: usize, module: sys::CUmodule) -> Result<Vec<(Kernel, Function)>> {
+        let mut functions = Vec::new();
         for kernel in Kernel::all().filter(|kernel| kernel.part() == index) {
             let mut function = ptr::null_mut();
             // SAFETY: the module is loaded, the name ends with 0, one handle is written.
@@ -106,16 +118,17 @@ impl Module {
             };
             check(format_args!("occupancy of kernel {kernel:?}"), status)?;
             let resident_blocks = u32::try_from(blocks).unwrap_or(0).saturating_mul(self.multiprocessors);
-            part.functions.push((kernel, Function { handle: function, resident_blocks }));
+            functions.push((kernel, Function { handle: function, resident_blocks }));
         }
-        Ok(part)
+        Ok(functions)
     }
 
     /// Unloads all; the context that it was loaded into must be current.
     pub fn unload(&mut self) {
         for part in &mut self.parts {
-            // Dropped: that unloads it.
-            part.take();
+            if let Some(own) = part.take().and_then(|part| part.own) {
+                own.unload();
+            }
         }
         if let Some(whole) = self.whole.take() {
             whole.unload();
@@ -123,18 +136,10 @@ impl Module {
     }
 }
 
-impl Drop for Part {
-    fn drop(&mut self) {
-        if let Some(own) = self.own {
-            own.unload();
-        }
-    }
-}
-
 impl Handle {
     fn unload(self) {
-        // SAFETY: loaded once, and its owner gives it up. An error at the end of a program has no one to
-        // tell.
+        // SAFETY: loaded once, its owner gives it up, and callers have its context current. An error at the
+        // end of a program has no one to tell.
         let _ = unsafe { sys::cuModuleUnload(self.0) };
     }
 }

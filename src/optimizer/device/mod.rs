@@ -15,6 +15,7 @@ mod settings;
 mod state;
 mod workspace;
 
+use std::io::Write;
 use std::ops::Deref;
 use std::sync::{Arc, Once};
 
@@ -183,6 +184,10 @@ impl DeviceOptimizer {
         optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
         let kernel = if optimizer.cooperative { Kernel::step } else { Kernel::norm };
         device.executor().resident_blocks(kernel(optimizer.expected))?;
+        if lacks_measures {
+            let instance = prepare::measuring(optimizer.core.specs().iter().map(|spec| spec.dtype));
+            device.executor().resident_blocks(Kernel::norm(instance))?;
+        }
         Ok(optimizer)
     }
 
@@ -224,16 +229,22 @@ impl DeviceOptimizer {
         self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
     }
 
+    /// After a cooperative launch that was refused; of no block where the device can't hold one.
     fn refused(&mut self, grid: u32) {
         static SAID: Once = Once::new();
+        self.apart = APART;
+        if grid == 0 {
+            return;
+        }
         SAID.call_once(|| {
-            eprintln!(
+            // Where that stream is closed nobody is told.
+            let _ = writeln!(
+                std::io::stderr(),
                 "rfdescent: {} refused a cooperative launch of {grid} blocks: steps take several launches now, with \
                  the same bits, and every {APART}th tries again; fewer blocks (set_max_blocks) may fit",
                 self.device.name()
             );
         });
-        self.apart = APART;
     }
 
     /// Sets [`Options::multiplier`] for all later work on the stream, replays of captured steps included.

@@ -29,6 +29,15 @@ pub(super) struct Prepared {
 }
 
 /// Writes the numbers of a step, or their addresses, into the launch's parameters.
+/// The instance that sums the squares of parameters of these formats: a lean one where all are alike.
+pub(super) fn measuring(formats: impl Iterator<Item = DType>) -> Instance {
+    let formats: Vec<DType> = formats.collect();
+    match formats.first() {
+        Some(first) if formats.iter().all(|format| format == first) => Instance::of_sums(first.number()),
+        _ => Instance::Generic,
+    }
+}
+
 fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
     match input.loss {
         RawNumber::Host(value) => {
@@ -205,10 +214,7 @@ impl DeviceOptimizer {
             step.adaptive.history =
                 self.history.of_tensors(applied, batch[0], RfdTensorHistory::FIELDS.len());
             self.workspace.place(&mut step);
-            // Where all have one format a lean instance sums them.
-            let format = table.tensor[0].formats >> 4;
-            let alike = table.tensor[..batch.len()].iter().all(|tensor| tensor.formats >> 4 == format);
-            let instance = if alike { Instance::of_sums(format.into()) } else { Instance::Generic };
+            let instance = measuring(batch.iter().map(|&k| self.core.specs()[k].dtype));
             for kernel in [Kernel::norm(instance), Kernel::MEASURE] {
                 let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step)?.max(1) };
                 let launch = Launch { kernel, cooperative: false, grid, step: &step, table: &table };

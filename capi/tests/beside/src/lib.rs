@@ -1,4 +1,4 @@
-//! A function that another library might have, with the crate that both use for vector instructions.
+//! A function that another library might have, with a crate that both use.
 
 /// The sum of `count` numbers.
 ///
@@ -8,5 +8,5 @@
 pub unsafe extern "C" fn beside_sum(values: *const f64, count: usize) -> f64 {
     // SAFETY: the caller vouches for them.
     let values = unsafe { std::slice::from_raw_parts(values, count) };
-    pulp::Arch::new().dispatch(|| values.iter().sum())
+    values.iter().map(|&value| half::f16::from_f64(value).to_f64()).sum()
 }
