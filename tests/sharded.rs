@@ -433,7 +433,23 @@ fn errors_say_what_ranks_do_wrong() {
         own[1] = None;
     };
     let message = finish(&mut run(), &missing, input).unwrap_err();
-    assert!(message.contains("`t1`") && message.contains("on other ranks"), "{message}");
+    assert!(message.contains("`t1`") && message.contains("first half"), "{message}");
+    // Missing on one rank, whether it counts there or not: an error on both.
+    for rank in 0..2 {
+        let mut run = run();
+        let gradients = run.gradients(0);
+        let mut own = [run.blocks(0, &gradients), run.blocks(1, &gradients)];
+        own[rank][1] = None;
+        let mut sums = run.sums(&own);
+        add_up(&mut sums);
+        for ((Rank { optimizer, values }, sums), own) in run.ranks.iter_mut().zip(sums).zip(&own) {
+            let before = values.clone();
+            let result = optimizer.step_with_sums(&mut params(values), &some(own), sums, &input);
+            let message = result.unwrap_err().to_string();
+            assert!(message.contains("`t1`") && message.contains("on 1 of the ranks"), "{message}");
+            assert!(*values == before);
+        }
+    }
     let message = finish(&mut run(), &|sums, _| add_up(sums), StepInput::new(1.0)).unwrap_err();
     assert!(message.contains("grad_scale") && message.contains("1024"), "{message}");
     // Sums of an earlier step.

@@ -1,6 +1,6 @@
 //! What ranks add up between the two halves of a step in sharded training.
 //!
-//! A method without rows needs two norms. One that has rows needs of each tensor five numbers, then for each
+//! A method without rows needs two norms. One that has rows needs of each tensor seven numbers, then for each
 //! column of the whole tensor what the ranks' parts say of its mean square, then for each row that ranks
 //! share two sums (`docs/summation.md`, section 7).
 
@@ -36,7 +36,7 @@ impl LocalSums {
 /// The sums of one tensor, of a part or of the whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TensorNumbers {
-    /// Elements that have a gradient.
+    /// Elements that have a gradient and count.
     pub elements: f64,
     /// ‖g_k‖², gradient scale not removed.
     pub squares: f64,
@@ -46,6 +46,9 @@ pub(super) struct TensorNumbers {
     pub sampled: f64,
     /// Σ p² before the first step, 0 later.
     pub parameter: f64,
+    /// Ranks that hold elements, with a gradient and without: whether they count or not.
+    pub present: f64,
+    pub missing: f64,
     /// The mean square in each column of the part, times the share of what the column holds.
     pub columns: Vec<f64>,
     /// Of each row that ranks share, Σ g² and Σ u_j d_ij².
@@ -53,7 +56,7 @@ pub(super) struct TensorNumbers {
 }
 
 /// Numbers of a tensor beside those of columns and rows.
-const NUMBERS: usize = 5;
+const NUMBERS: usize = 7;
 
 /// Numbers of a tensor.
 fn len(part: &Part) -> usize {
@@ -87,12 +90,13 @@ impl TensorNumbers {
         let first = values.len();
         values.resize(first + len(part), 0.0);
         let values = &mut values[first..];
+        values[NUMBERS - 2..NUMBERS].copy_from_slice(&[self.present, self.missing]);
         if !counts {
             values[1] = if self.squares.is_finite() { 0.0 } else { self.squares };
             return;
         }
         let numbers = [self.elements, self.squares, self.direction, self.sampled, self.parameter];
-        values[..NUMBERS].copy_from_slice(&numbers);
+        values[..numbers.len()].copy_from_slice(&numbers);
         let (columns, rows) = values[NUMBERS..].split_at_mut(part.whole_columns);
         for (own, mean) in self.columns.iter().enumerate() {
             columns[part.column(own)] = *mean;
@@ -120,6 +124,8 @@ impl TensorNumbers {
                     direction: numbers[2],
                     sampled: numbers[3],
                     parameter: numbers[4],
+                    present: numbers[5],
+                    missing: numbers[6],
                     columns: (0..part.rows.columns).map(|own| columns[part.column(own)]).collect(),
                     rows: rows.as_chunks::<2>().0.to_vec(),
                 }
@@ -127,21 +133,28 @@ impl TensorNumbers {
             .collect()
     }
 
-    /// Whether the tensor takes part in the step, on all ranks. `here` says whether this one has elements of
-    /// it with a gradient, or elements without.
+    /// Whether the tensor takes part in the step; the same on all ranks, as is an error, but where one gives
+    /// other gradients than in the first half: `here` says whether this one has elements of it with a
+    /// gradient, or elements without.
     pub fn takes_part(&self, core: &Core, tensor: usize, here: Option<bool>) -> Result<bool> {
         let whole = core.parts()[tensor].elements;
-        let problem = match (self.elements, here) {
-            (0.0, None | Some(false)) => return Ok(false),
-            (0.0, Some(true)) => {
+        let problem = match here {
+            _ if self.present > 0.0 && self.missing > 0.0 => format!(
+                "has a gradient on {} of the ranks that hold it and none on {}; give it on all of them, or on none",
+                self.present, self.missing
+            ),
+            _ if self.present > 0.0 && self.elements == 0.0 => {
                 "has a gradient but counts in the norm of no rank; let it count on one".into()
             }
-            (elements, _) if elements != whole as f64 => format!(
-                "has {whole} elements, but the ranks' sums are of {elements}; add up those of all ranks, each part \
-                 counting on one of them, and give each rank's gradient or none"
+            _ if self.present > 0.0 && self.elements != whole as f64 => format!(
+                "has {whole} elements, but the ranks' sums are of {}; add up those of all ranks, each part counting \
+                 on one of them",
+                self.elements
             ),
-            (_, Some(false)) => "has a gradient on other ranks but not on this one; give it here too".into(),
-            _ => return Ok(true),
+            Some(has) if has != (self.present > 0.0) => {
+                "has another gradient than in the first half, or none; give both halves the same".into()
+            }
+            _ => return Ok(self.present > 0.0),
         };
         Err(Error::tensor(&core.specs()[tensor].name, problem))
     }

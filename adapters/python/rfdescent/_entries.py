@@ -159,6 +159,10 @@ def _saved_numbers(
 
 
 def _check_dense(name: str, kind: str, values: Any) -> None:
+    if isinstance(values, Tensor) and values.is_meta:
+        raise ValueError(
+            f"tensor `{name}`: its saved {kind} is on the device meta and has no values; load it"
+        )
     if not isinstance(values, Tensor) or values.layout is not torch.strided or values.dtype not in FORMATS:
         given = f"{values.layout} of {values.dtype}" if isinstance(values, Tensor) else repr(values)
         raise ValueError(

@@ -34,10 +34,12 @@ def set_threads(count: int | None) -> None:
 
     Raises
     ------
-    ValueError
-        For a number outside of that.
+    TypeError, ValueError
+        For anything else.
     """
     if count is not None:
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"count = {count!r}: must be a whole number or None")
         if not 1 <= count <= _MOST:
             raise ValueError(f"count = {count}: must be at least 1 and at most {_MOST}")
         check(lib.rfd_set_threads(count))

@@ -90,7 +90,7 @@ def entry_shapes(param: Tensor, whole: Variances) -> dict[str, tuple[int, ...]]:
         shapes[f"columns({text})"] = tuple(size for d, size in enumerate(param.shape) if d != outer)
     rows = whole.values.numel() - whole.columns
     there = param.shape[outer] if param.dim() > 1 else 0
-    shapes[f"rows({text})"] = (there, rows // there) if there and rows % there == 0 else (rows,)
+    shapes[f"rows({text})"] = (there, rows // there) if there and rows and rows % there == 0 else (rows,)
     return shapes
 
 

@@ -140,8 +140,9 @@ class AdaptiveRFD(Descent):
     def _method(self) -> Adaptive:
         averaging = self.defaults["averaging"]
         for index, group in enumerate(self.param_groups):
-            # Averages that were begun with another decay would be worth something else.
-            if number(group, "averaging") != averaging:
+            # Averages that were begun with another decay would be worth something else. What is no number the
+            # library refuses.
+            if number(group, "averaging") != averaging and not math.isnan(averaging):
                 raise ValueError(
                     f"param_groups[{index}] has averaging = {group['averaging']}, but the optimizer was made "
                     f"with {averaging}, which holds for all groups and all steps: make another AdaptiveRFD"

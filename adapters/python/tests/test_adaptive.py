@@ -406,6 +406,16 @@ def test_a_state_of_which_a_part_is_missing(missing, message):
         optimizer.load_state_dict(part)
 
 
+def test_a_state_with_a_tensor_without_elements():
+    params = [torch.nn.Parameter(torch.ones(shape)) for shape in ((4, 0), (2, 0, 3), (0,), (2,))]
+    optimizer = AdaptiveRFD(params)
+    params[-1].grad = torch.ones(2)
+    optimizer.step(loss=1.0)
+    resumed = copy.deepcopy(optimizer)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.report.applied_steps == 1
+
+
 def test_numbers_are_found_by_name():
     """Whatever their order; those of a release that names them otherwise are refused."""
     model = network()

@@ -70,6 +70,9 @@ def test_they_are_as_many_as_those_of_pytorch(torch_threads):
     for count in (0, 1025):
         with pytest.raises(ValueError, match="at least 1 and at most 1024"):
             rfdescent.set_threads(count)
+    for wrong in ("2", 2.0, True):
+        with pytest.raises(TypeError, match="must be a whole number or None"):
+            rfdescent.set_threads(wrong)
 
 
 def test_the_environment_decides():

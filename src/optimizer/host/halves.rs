@@ -47,12 +47,15 @@ impl Optimizer {
         for (k, (of_rows, columns)) in sums.rows.into_iter().zip(sums.columns).enumerate() {
             let part = &self.core.parts()[k];
             let shares = part.shared.is_some();
+            let holds = self.core.lens()[k] > 0;
             let numbers = TensorNumbers {
                 elements: grads[k].len().unwrap_or(0) as f64,
                 squares: sums.squares.squares[k] * exponent * exponent,
                 direction: if shares { 0.0 } else { sums.directions[k] },
                 sampled: sums.sampled[k] * part.share,
                 parameter: parameters[k],
+                present: f64::from(holds && grads[k].len().is_some()),
+                missing: f64::from(holds && grads[k].len().is_none()),
                 columns: columns.into_iter().map(|mean| mean * part.height_share).collect(),
                 rows: if shares { of_rows.clone() } else { Vec::new() },
             };
