@@ -56,7 +56,8 @@ def test_they_are_as_many_as_those_of_pytorch(torch_threads):
     expected, optimizer = made()
     step(optimizer)
     assert threads(0) == 0
-    for count in (3, 2, 1):
+    # Not 1: threads that have started stay as long as there is an optimizer, of an earlier test too.
+    for count in (3, 2):
         torch_threads(count)
         parameter, optimizer = made()
         step(optimizer)
