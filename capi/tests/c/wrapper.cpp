@@ -231,7 +231,7 @@ static void adaptive_steps() {
         part.start = {start};
         ranks.emplace_back(adaptive, options, std::vector<rfd::tensor_spec>{part});
     }
-    CHECK(ranks[0].sums_len() == 7 && ranks[1].sums_len() == 7);
+    CHECK(ranks[0].sums_len() == 9 && ranks[1].sums_len() == 9);
     std::vector<float> halves[2] = {{1, 2}, {3, 4}};
     std::vector<std::vector<rfd_tensor>> held;
     std::vector<double *> sums;
@@ -239,8 +239,8 @@ static void adaptive_steps() {
         held.push_back({rfd::host_tensor(halves[rank].data(), 2)});
         sums.push_back(ranks[rank].local_sums(held[rank], {grads[0]}, rfd::step_input(2)));
     }
-    for (int i = 0; i < 7; i++) sums[0][i] += sums[1][i];
-    CHECK(sums[0][0] == 4 && sums[0][1] == 10 && sums[0][4] == 30);
+    for (int i = 0; i < 9; i++) sums[0][i] += sums[1][i];
+    CHECK(sums[0][0] == 4 && sums[0][1] == 10 && sums[0][4] == 30 && sums[0][5] == 2 && sums[0][6] == 0);
     for (int rank = 0; rank < 2; rank++) {
         rfd_step_report done{};
         done.size = sizeof done;
