@@ -54,7 +54,7 @@ mod threads;
 pub use error::{Error, Result};
 pub use moments::Moments;
 pub use tensor::{DType, GradRef, ParamMut};
-pub use threads::{set_threads, threads};
+pub use threads::{instructions, set_threads, threads};
 
 /// The README's examples, compiled and run with the documentation's.
 #[cfg(doctest)]

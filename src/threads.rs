@@ -1,4 +1,4 @@
-//! How many threads the CPU's steps use.
+//! How many threads the CPU's steps use, and which instructions.
 
 use crate::backend::cpu;
 
@@ -17,4 +17,10 @@ pub fn threads() -> usize {
 /// [`Optimizer`](crate::optimizer::Optimizer). A process that is forked makes its own.
 pub fn set_threads(count: usize) {
     cpu::set_threads(count);
+}
+
+/// The vector instructions that steps on the CPU use, in words; those of the architecture where it has no
+/// wider ones that the library knows. Results do not depend on it.
+pub fn instructions() -> &'static str {
+    cpu::instructions()
 }

@@ -6,7 +6,6 @@ mod data;
 mod error;
 mod input;
 mod interrupt;
-mod machine;
 mod network;
 mod numbers;
 mod output;

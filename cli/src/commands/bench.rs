@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use crate::bench::{Case, Element, Measured, cpu, device};
 use crate::error::CliError;
-use crate::machine;
 use crate::numbers::whole;
 use crate::terminal::print;
 
@@ -101,7 +100,7 @@ fn measure<E: Element>(args: &BenchArgs) -> Result<Report, CliError> {
     let case = Case::new(args.parameters, args.tensors)?;
     let (name, measured) = match args.device {
         Place::Cpu => {
-            let name = format!("CPU, {} threads, {}", machine::threads(), machine::instructions());
+            let name = format!("CPU, {} threads, {}", rfdescent::threads(), rfdescent::instructions());
             (name, cpu::measure::<E>(&case)?)
         }
         Place::Cuda => {

@@ -5,7 +5,6 @@ use rfdescent::device::{Choice, Target};
 use serde_json::json;
 
 use crate::error::CliError;
-use crate::machine;
 use crate::terminal::print;
 
 /// Show what this machine has for steps: processor, CUDA driver, devices, and which of them is chosen.
@@ -26,8 +25,8 @@ fn to_text(report: &Report, choice: &Choice) -> String {
     format!(
         "rfdescent {}\nCPU: {} threads, {}\n{report}choice: {choice}\n",
         env!("CARGO_PKG_VERSION"),
-        machine::threads(),
-        machine::instructions()
+        rfdescent::threads(),
+        rfdescent::instructions()
     )
 }
 
@@ -51,8 +50,8 @@ fn to_json(report: &Report, choice: &Choice) -> String {
     };
     let value = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "threads": machine::threads(),
-        "instructions": machine::instructions(),
+        "threads": rfdescent::threads(),
+        "instructions": rfdescent::instructions(),
         "cuda": {
             "driver": report.driver.as_ref().ok(),
             "problem": report.driver.as_ref().err(),

@@ -24,6 +24,7 @@ pub(crate) use rounding::StochasticBits;
 pub(crate) use rows::{
     Averages, ColumnVariance, Moving, RowNorms, RowVariance, Variances, averaged, row_norms,
 };
+pub(crate) use simd::instructions;
 pub(crate) use threads::{Lease as Threads, count as threads, set_count as set_threads};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
 

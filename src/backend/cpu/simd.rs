@@ -25,6 +25,9 @@ macro_rules! each_lane {
 /// A set of instructions. The functions have a form for all machines, which the compiler finds vectors for as
 /// well as it can.
 pub(super) trait Instructions: Copy {
+    /// For those who ask what steps run with.
+    const NAME: &'static str = std::env::consts::ARCH;
+
     each_lane! {
         add_f32: f32, +;
         sub_f32: f32, -;
@@ -101,6 +104,19 @@ pub(super) fn run<W: Work>(work: W) -> W::Output {
     work.run(Any)
 }
 
+/// The name of what [`run`] chooses.
+pub(crate) fn instructions() -> &'static str {
+    struct Name;
+    impl Work for Name {
+        type Output = &'static str;
+
+        fn run<I: Instructions>(self, _: I) -> &'static str {
+            I::NAME
+        }
+    }
+    run(Name)
+}
+
 /// What all processors of an architecture have.
 #[derive(Clone, Copy)]
 pub(super) struct Any;
@@ -149,6 +165,8 @@ mod x86 {
     }
 
     impl Instructions for Avx2 {
+        const NAME: &'static str = "x86-64-v3 (AVX2)";
+
         vectors! {
             add_f32: f32, __m256, 2, _mm256_add_ps, 0 1;
             sub_f32: f32, __m256, 2, _mm256_sub_ps, 0 1;
