@@ -401,7 +401,7 @@ fn ctrl_c_during_auto_fit_keeps_the_samples_and_the_next_run_goes_on() {
         assert!(child.try_wait().unwrap().is_none(), "the run ended before it drew five samples");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{text}");
@@ -432,7 +432,7 @@ fn interrupted(arguments: &[&str], ready: impl Fn(&str) -> bool) -> (String, Str
         assert!(child.try_wait().unwrap().is_none(), "the run ended too early");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    interrupt(&child);
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{text}");
@@ -536,4 +536,10 @@ fn a_reader_that_has_gone_away_is_no_error() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+/// As Ctrl-C does. The shell's own `kill`: the program of that name is not everywhere.
+fn interrupt(child: &std::process::Child) {
+    let command = format!("kill -INT {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &command]).status().unwrap().success());
 }
