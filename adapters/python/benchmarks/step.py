@@ -1,4 +1,4 @@
-"""The time of a step beside fused SGD with gradient clipping, and beside pyrfd where it is installed.
+"""The time of a step beside fused SGD with gradient clipping, fused Adam, and pyrfd where it is installed.
 
     python adapters/python/benchmarks/step.py [--device cpu] [--seconds 1]
 
@@ -54,6 +54,11 @@ def clipped_sgd(params: list[torch.Tensor]) -> Callable[[], object]:
         optimizer.step()
 
     return step
+
+
+def adam(params: list[torch.Tensor]) -> Callable[[], object]:
+    """Fused Adam."""
+    return torch.optim.Adam(params, lr=1e-3, fused=True).step
 
 
 def rfd(params: list[torch.Tensor], **options: object) -> Callable[[], object]:
@@ -118,7 +123,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--seconds", default=1.0, type=float, help="for each entry of the table")
     arguments = parser.parse_args()
-    contestants = {"SGD, fused, clipped": clipped_sgd, "RFD": rfd}
+    contestants = {"SGD, fused, clipped": clipped_sgd, "Adam, fused": adam, "RFD": rfd}
     contestants["RFD, momentum"] = lambda params: rfd(params, momentum=0.9)
     contestants["AdaptiveRFD"] = adaptive
     if pyrfd is not None:
