@@ -1,4 +1,4 @@
-"""The time of a step beside fused SGD and AdamW with clipping, and beside pyrfd where it is installed.
+"""The time of a step beside fused SGD and AdamW with clipping, fused Adam, and pyrfd where it is installed.
 
     python adapters/python/benchmarks/step.py [--device cpu] [--seconds 1]
 
@@ -59,6 +59,11 @@ def clipped(
         optimizer.step()
 
     return step
+
+
+def adam(params: list[torch.Tensor]) -> Callable[[], object]:
+    """Fused Adam."""
+    return torch.optim.Adam(params, lr=1e-3, fused=True).step
 
 
 def rfd(params: list[torch.Tensor], **options: object) -> Callable[[], object]:
@@ -155,6 +160,7 @@ def main() -> None:
         "RFD": rfd,
         "RFD, momentum": functools.partial(rfd, momentum=0.9),
         "AdamW, clipped": functools.partial(clipped, kind=torch.optim.AdamW),
+        "Adam": adam,
         "AdaptiveRFD": adaptive,
     }
     if pyrfd is not None:
