@@ -664,6 +664,15 @@ public:
         return report;
     }
 
+    /// The kernels that steps on a device take, and of the generic ones why.
+    std::string kernels() const {
+        return detail::text(
+            detail::made<detail::buffer>([&](rfd_buffer **out) { return rfd_optimizer_kernels(get(), out); }));
+    }
+
+    /// Whether a step on a device may be one launch, whose blocks wait for one another.
+    void set_one_launch(bool one_launch) { check(rfd_optimizer_set_one_launch(get(), one_launch)); }
+
     void set_multiplier(double multiplier, void *stream = nullptr) {
         check(rfd_optimizer_set_multiplier(get(), multiplier, stream));
     }

@@ -66,10 +66,8 @@ def tables(results):
 def steps(rows, machine):
     ceilings, *rows = rows
     rate = ceilings["ceiling_bytes_per_s"]
-    text = [
-        f"GB/s: read, then read, read, write {rate / 1e9:.0f}; copy {ceilings['copy_bytes_per_s'] / 1e9:.0f}. Times in µs.",
-        "",
-    ]
+    copy = ceilings["copy_bytes_per_s"]
+    text = [f"GB/s: read, then read, read, write {rate / 1e9:.0f}; copy {copy / 1e9:.0f}. Times in µs.", ""]
     text += [
         "| tensors | floor 16 B | floor 12 B | step, cold | step, warm | card, driver, date |",
         "|---|---|---|---|---|---|",

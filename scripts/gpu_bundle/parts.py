@@ -209,7 +209,7 @@ def all_parts(options, here, work):
             program("-m", "pytest", "-p", "no:cacheprovider", "-rs", adapter / "tests" / "test_cuda.py")
         )
         if fake:
-            everything = ["steps", "scaled", "graph", "errors", "sharded_steps"]
+            everything = ["steps", "scaled", "graph", "errors", "sharded_steps", "adaptive_of_all"]
             tests.append(program(adapter / "tests" / "cuda_program.py", *everything, **driver))
         missing = "CUDA tensors of PyTorch" if fake else ""
         yield Part("Python package", 30, tests, missing=missing)

@@ -308,6 +308,14 @@ class Descent(Observing, Memory, Joinable):
         self._advise_of_processes()
         return report
 
+    @property
+    def kernels(self) -> str:
+        """Which kernels the last step on a CUDA device took, and of the generic ones, which are slower, why.
+
+        "CPU" on the CPU, "none" before the first step.
+        """
+        return "none" if self._engine is None else self._engine.kernels()
+
     def _last_report(self, wait: bool) -> StepReport:
         with self._turn:
             if self._engine is None:
@@ -401,6 +409,10 @@ class Descent(Observing, Memory, Joinable):
             parameters,
             [len(group["params"]) for group in self.param_groups],
         )
+        if self._reduction is not None:
+            # Kernels of communication spin until the other processes come, and a step that waits for all
+            # multiprocessors could keep one from them.
+            engine.leave_room()
         engine.versions = self._versions(parameters, params)
         state = self._pending(parameters, params)
         if state is not None:

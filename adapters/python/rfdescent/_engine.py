@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _state
-from ._library import check, ffi, init, lib, struct
+from ._library import buffer, check, ffi, init, lib, struct
 from ._method import Method
 from ._part import Part
 from ._tensors import DEVICES, FORMATS, Table, address
@@ -313,6 +313,14 @@ class Engine:
         if self.device.type == "cpu":
             return ffi.NULL
         return ffi.cast("void *", torch.cuda.current_stream(self.device).cuda_stream)
+
+    def leave_room(self) -> None:
+        """Takes steps on a device whose blocks wait for no other block."""
+        check(lib.rfd_optimizer_set_one_launch(self._handle, 0))
+
+    def kernels(self) -> str:
+        """Which kernels the last step on a device took, and why where they are the generic ones."""
+        return buffer(lib.rfd_optimizer_kernels, self._handle).decode()
 
     def configure(self, settings: Settings, groups: Sequence[GroupSettings]) -> None:
         """Passes on what has changed, from the next step on."""

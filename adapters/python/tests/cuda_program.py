@@ -13,7 +13,7 @@ import types
 import torch
 import torch.distributed as dist
 
-from rfdescent import RFD, SquaredExponential
+from rfdescent import RFD, AdaptiveRFD, SquaredExponential
 from rfdescent._engine import TensorPlace
 from rfdescent.sharded import Reduction
 
@@ -166,8 +166,8 @@ def graph():
         first.found_inf = None
 
 
-def sharded_steps():
-    """The split form, as of two processes that hold the same."""
+def two_processes():
+    """Communication as of two processes that hold the same."""
     empty = torch.empty
     torch.empty = lambda *size, device=None, **options: (
         on_device(empty(*size, **options)) if device == DEVICE else empty(*size, **options)
@@ -175,6 +175,11 @@ def sharded_steps():
     torch.as_tensor = lambda memory, device: from_address(memory.__cuda_array_interface__, device)
     dist.get_world_size = lambda group: 2
     dist.all_reduce = lambda buffer, group: buffer.mul_(2)
+
+
+def sharded_steps():
+    """The split form."""
+    two_processes()
     (here, cpu), (there, device) = make({"momentum": 0.5})
     for optimizer in (cpu, device):
         places = [TensorPlace(name, 0) for name in optimizer._names()]
@@ -194,6 +199,27 @@ def sharded_steps():
     assert math.isclose(device.report.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
     assert device.report.loss == 2.25
     assert (device.report.applied_steps, device.report.skipped_steps) == (3, 1)
+
+
+def adaptive_of_all():
+    """Only the loss is added up; the step is several launches."""
+    two_processes()
+    params = [[place(torch.ones(40, 30)).requires_grad_()] for place in (lambda x: x, on_device)]
+    (here, there), (cpu, device) = params, [AdaptiveRFD(list_of_one) for list_of_one in params]
+    assert device.kernels == "none"
+    for optimizer in (cpu, device):
+        places = [TensorPlace(name, 0) for name in optimizer._names()]
+        optimizer._reduction = Reduction(None, places, elements=1200, same=True, count=0)
+    for _ in range(3):
+        set_grads(here, there)
+        cpu.step(loss=2.25)
+        device.step(loss=2.25)
+        check(here, there, cpu, device)
+    assert (cpu.kernels, device.kernels) == ("CPU", "f32_averaged")
+    (_, _), (there, device) = make({})
+    set_grads(there, there)
+    device.step(loss=2.25)
+    assert "generic, slower than the others: tensors `" in device.kernels, device.kernels
 
 
 def from_address(memory, device):

@@ -22,7 +22,7 @@ use std::sync::{Arc, Once};
 use self::buffers::Buffers;
 use self::history::HistoryMemory;
 pub(super) use self::mirror::Mirror;
-use self::plan::{Extent, Plan};
+use self::plan::{Choice, Extent, Plan, Reason};
 use self::prepare::{INLINE, Prepared};
 use self::settings::Control;
 use self::workspace::Workspace;
@@ -30,7 +30,7 @@ use super::core::Core;
 use super::raw::{Placement, check_number};
 use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, StepReport, TensorSpec};
 use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
-use crate::backend::executor::{Device, DeviceBuffer, Instance, Kernel, Launch, Launched, Stream};
+use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
@@ -66,7 +66,7 @@ pub struct DeviceOptimizer {
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
     /// What the optimizer's own formats ask for; loaded when it was made.
-    expected: Instance,
+    expected: Choice,
     max_blocks: u32,
     cooperative: bool,
     /// Steps to be taken as several launches, after one launch was refused.
@@ -166,7 +166,7 @@ impl DeviceOptimizer {
             prepared: None,
             unmeasured: lacks_measures.then_some(0),
             step,
-            expected: Instance::Generic,
+            expected: Choice::Generic(Reason::Empty),
             max_blocks: u32::MAX,
             apart: 0,
         };
@@ -181,9 +181,9 @@ impl DeviceOptimizer {
         // Compiled or loaded here rather than in a step.
         let addresses: Vec<RawTensor> =
             optimizer.core.specs().iter().map(|spec| RawTensor::new(16, 16, spec.dtype)).collect();
-        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
+        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).choice;
         let kernel = if optimizer.cooperative { Kernel::step } else { Kernel::norm };
-        device.executor().resident_blocks(kernel(optimizer.expected))?;
+        device.executor().resident_blocks(kernel(optimizer.expected.instance()))?;
         if lacks_measures {
             let instance = prepare::measuring(optimizer.core.specs().iter().map(|spec| spec.dtype));
             device.executor().resident_blocks(Kernel::norm(instance))?;
@@ -199,10 +199,14 @@ impl DeviceOptimizer {
     /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
     /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
     ///
-    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where
-    /// a kernel of another stream spins until its partner on another device comes, as those of communication
-    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream,
-    /// wait for communication before the step, or leave multiprocessors free by this number.
+    /// The blocks of a step that is one launch wait for one another, and as many as the device holds leave no
+    /// room beside them. Where a kernel of another stream spins until its partner on another device comes, as
+    /// those of communication do, and that partner waits behind a step of its own, both may wait for ever:
+    /// wait for communication before the step, or take several launches
+    /// ([`DeviceOptimizer::set_cooperative`]), of which no block waits for another. A number of blocks keeps
+    /// room only where it is below that of multiprocessors, as blocks are spread over all of them and a
+    /// kernel of communication takes nearly the whole of one; a step of one block a multiprocessor has about
+    /// a quarter of its loads under way.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
@@ -226,7 +230,16 @@ impl DeviceOptimizer {
     /// differ in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive
     /// method without averages; the others are faster.
     pub fn kernels(&self) -> &'static str {
-        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
+        self.choice().instance().name()
+    }
+
+    /// As [`DeviceOptimizer::kernels`], and of the generic ones the tensor or setting that asks for them.
+    pub fn explain_kernels(&self) -> String {
+        self.choice().explain(&self.core)
+    }
+
+    fn choice(&self) -> Choice {
+        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.choice)
     }
 
     /// After a cooperative launch that was refused; of no block where the device can't hold one.
@@ -344,7 +357,7 @@ impl DeviceOptimizer {
         // SAFETY: the caller vouches for the addresses.
         let step = unsafe { self.prepare(tensors, input, stream)? };
         let prepared = self.prepared.as_ref().expect("prepare leaves a plan");
-        let kernel = Kernel::step(prepared.plan.instance);
+        let kernel = Kernel::step(prepared.plan.instance());
         if self.is_cooperative() {
             let grid = self.grid(kernel, &step)?;
             let grid = if step.chunks <= ALONE { grid.min(1) } else { grid };
@@ -506,7 +519,7 @@ impl DeviceOptimizer {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
         let rescale = [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM];
         let kernels =
-            [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
+            [Kernel::norm(plan.instance())].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
         for kernel in kernels {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)? };
@@ -518,7 +531,7 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_update(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let kernel = Kernel::update(plan.instance);
+        let kernel = Kernel::update(plan.instance());
         // SAFETY: the caller vouches for the addresses.
         unsafe {
             self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)?;
