@@ -913,14 +913,14 @@ uint32_t rfd_abi_version(void);
 
 /**
  * Sets how many threads the library works on large tensors with from the next step on, the calling one among
- * them; without it they are as many as there are processors, or as the environment variable
+ * them; 0 brings back the default, as many as there are processors, or as the environment variable
  * RAYON_NUM_THREADS says. Results do not depend on it.
  *
  * For the whole process. With 1 no thread is started, but those that have been stay; else they start with
  * the first large step and end when the last optimizer is destroyed. Where the system starts fewer, steps go
  * on with those and say so on the standard error stream, once. A process that is forked starts its own. Any
  * thread.
- * RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024.
+ * RFD_ERROR_INVALID_ARGUMENT when `count` is more than 1024.
  */
 rfd_status rfd_set_threads(uint32_t count);
 
