@@ -1,5 +1,5 @@
-// The halves of a step of the adaptive method in sharded training (docs/summation.md, section 7): what ranks add up,
-// and what becomes of it. Both go over the tensors, a block for each.
+// The halves of a step of the adaptive method in sharded training (docs/summation.md, section 7): what ranks
+// add up, and what becomes of it. Both go over the tensors, a block for each.
 #pragma once
 
 #include "method.cuh"
@@ -102,8 +102,8 @@ __device__ __forceinline__ double fold_shared_rows(const Launch& launch, FoldScr
     return fold_by_block(scratch.groups, direction);
 }
 
-// Puts what all ranks have added up in the place of this one's own sums, and forms what follows from it: length
-// scales before the first step, averages of columns and of rows that ranks share.
+// Puts what all ranks have added up in the place of this one's own sums, and forms what follows from it:
+// length scales before the first step, averages of columns and of rows that ranks share.
 __device__ __forceinline__ void take_sums(const Launch& launch, FoldScratch& scratch)
 {
     const RfdStep& step = launch.step;
@@ -129,7 +129,8 @@ __device__ __forceinline__ void take_sums(const Launch& launch, FoldScratch& scr
         const double mean = Adaptive::next_column_mean(step, applied, k, numbers.sampled);
         for (uint32_t column = threadIdx.x; column < variances.columns; column += RFD_THREADS) {
             const double square = numbers_of_columns(launch, k)[place_of(part, column)];
-            Adaptive::store_column(launch, variances, column, square, mean);
+            const double average = Adaptive::next_column(variances, column, square);
+            Adaptive::store_column(launch, variances, column, average, mean);
         }
     }
 }

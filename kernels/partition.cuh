@@ -35,6 +35,18 @@ struct Launch {
         return end_of(index) - tensors[index].first_chunk;
     }
 
+    // Averages of rows that are kept of a tensor.
+    __device__ __forceinline__ uint64_t row_averages_of(uint32_t index) const
+    {
+        return parts != nullptr && parts[index].shared_rows > 0 ? parts[index].shared_rows : tensors[index].rows;
+    }
+
+    // Elements of the tensor, on all ranks.
+    __device__ __forceinline__ double elements_of(uint32_t index) const
+    {
+        return parts != nullptr ? parts[index].elements : static_cast<double>(tensors[index].len);
+    }
+
     // What ranks add up of a tensor, in halves of a step with rows.
     __device__ __forceinline__ RfdTensorNumbers& numbers_of(uint32_t index) const
     {

@@ -3,8 +3,8 @@
 // As one launch, rfd_step_*, cooperative where it has several blocks. The same as launches one after the
 // other: rfd_norm_*, for lists with f64 gradients rfd_rescale_max and rfd_rescale_norm, then rfd_update_* and
 // rfd_status. In the split form for sharded training rfd_total stands between: it writes what ranks add up,
-// and the update reads the sum. With rows, rfd_local_sums writes it, and rfd_take_sums puts the sum in the place
-// of what the norm launches have left.
+// and the update reads the sum. With rows, rfd_local_sums writes it, and rfd_take_sums puts the sum in the
+// place of what the norm launches have left.
 //
 // 256 threads a block, any number of blocks: the bits of the result don't depend on it.
 

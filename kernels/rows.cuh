@@ -81,11 +81,12 @@ struct Variances {
 
     Variances() = default;
 
-    // Sides by `turn`, with averages of so many rows.
-    __device__ __forceinline__ Variances(const RfdTensor& tensor, bool turn, uint32_t rows)
-        : columns(tensor.flags & RFD_TENSOR_COLUMNS ? tensor.row : 0)
+    // Sides by `turn`.
+    __device__ __forceinline__ Variances(const Launch& launch, uint32_t k, bool turn)
+        : columns(launch.tensors[k].flags & RFD_TENSOR_COLUMNS ? launch.tensors[k].row : 0)
     {
-        const uint64_t size = (scales_size() + 8 * (static_cast<uint64_t>(columns) + rows) + 15) / 16 * 16;
+        const RfdTensor& tensor = launch.tensors[k];
+        const uint64_t size = (scales_size() + 8 * (columns + launch.row_averages_of(k)) + 15) / 16 * 16;
         from = tensor.variances + (turn ? size : 0);
         to = tensor.variances + (turn ? 0 : size);
         sums_ = tensor.variances + 2 * size;
@@ -227,15 +228,15 @@ template <int COUNT>
 __device__ __forceinline__ void weigh_row(double (&sums)[COUNT], const Variances& variances, const RowPlaces& places,
                                           uint64_t row, double elements, double unscale, bool moves)
 {
-    const double direction = moves ? sums[RFD_SUM_DIRECTION] : sums[RFD_SUM_DIRECTION] * unscale * unscale;
+    const auto unscaled = [&](double direction) { return moves ? direction : direction * unscale * unscale; };
     if (places.pieces > 0) {
         double* kept = variances.row_sums(row);
         __stcg(kept, sums[RFD_SUM_SQUARES]);
-        __stcg(kept + 1, direction);
+        __stcg(kept + 1, unscaled(sums[RFD_SUM_DIRECTION]));
         return;
     }
     const double w = next_row_scale(variances, row, elements, sums[RFD_SUM_SQUARES] * unscale * unscale);
-    sums[RFD_SUM_DIRECTION] = w * direction;
+    sums[RFD_SUM_DIRECTION] = w * unscaled(sums[RFD_SUM_DIRECTION]);
     if constexpr (COUNT > RFD_SUM_WEIGHTED) {
         sums[RFD_SUM_PRODUCT] = w * sums[RFD_SUM_PRODUCT];
         sums[RFD_SUM_WEIGHTED] = w * w * sums[RFD_SUM_WEIGHTED];
@@ -248,7 +249,7 @@ struct WithoutRows {
     static __device__ __forceinline__ double averaging(const RfdStep&) { return 0.0; }
     static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t)
     {
-        return {launch.tensors[k], false, launch.tensors[k].rows};
+        return {launch, k, false};
     }
     static __device__ __forceinline__ void fold_columns(const Launch&, const Decision&, uint32_t, const Variances&,
                                                         uint64_t)

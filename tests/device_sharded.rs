@@ -31,7 +31,7 @@ fn cuts(random: &mut Random, size: usize, count: usize) -> Vec<Range<usize>> {
     cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
 }
 
-/// A random tensor in parts on so many ranks: by rows or columns, in blocks, on each rank, or on some of them.
+/// A random tensor in parts on so many ranks: by rows or columns, in blocks, on each rank, or on some.
 fn tensor(random: &mut Random, ranks: usize, dtype: DType) -> Tensor {
     let shapes: [&[usize]; 13] = [
         &[1],

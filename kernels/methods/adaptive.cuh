@@ -31,12 +31,9 @@ struct Adaptive {
     {
         const RfdAdaptive& adaptive = launch.step.adaptive;
         const RfdTensorHistory& before = tensors_of(history_after(launch.step, applied))[k];
-        const RfdTensor& tensor = launch.tensors[k];
-        const bool shares = launch.parts != nullptr && launch.parts[k].shared_rows > 0;
-        const double elements = launch.parts != nullptr ? launch.parts[k].elements : static_cast<double>(tensor.len);
         const double seen = 1.0 - before.squares_rest;
-        const double mean = seen > 0.0 ? before.squares / seen / elements : 0.0;
-        Variances variances(tensor, before.turn != 0.0, shares ? launch.parts[k].shared_rows : tensor.rows);
+        const double mean = seen > 0.0 ? before.squares / seen / launch.elements_of(k) : 0.0;
+        Variances variances(launch, k, before.turn != 0.0);
         variances.decay = adaptive.variance_decay;
         variances.weight = 1.0 - before.squares_rest * adaptive.variance_decay;
         variances.floor = adaptive.variance_floor * mean;
@@ -124,7 +121,8 @@ struct Adaptive {
             return;
         }
         const double square = column_square(launch, k, variances, column, decision.applied, decision.unscale);
-        store_column(launch, variances, column, square, next_column_mean(launch, decision, k));
+        const double average = next_column(variances, column, square);
+        store_column(launch, variances, column, average, next_column_mean(launch, decision, k));
     }
 
     // The mean square in a column over the elements that tell of it.
@@ -143,11 +141,16 @@ struct Adaptive {
         return sum * unscale * unscale / rows;
     }
 
+    // The average of it after the step.
+    static __device__ __forceinline__ double next_column(const Variances& variances, uint64_t column, double square)
+    {
+        return variances.next(__ldg(variances.columns_before() + column), square);
+    }
+
     // Writes average and scale of a column; `mean` is the average over all of them.
     static __device__ __forceinline__ void store_column(const Launch& launch, const Variances& variances,
-                                                        uint64_t column, double square, double mean)
+                                                        uint64_t column, double average, double mean)
     {
-        const double average = variances.next(__ldg(variances.columns_before() + column), square);
         const double floor = launch.step.adaptive.variance_floor * mean;
         variances.columns_after()[column] = average;
         variances.scales_after()[column] =
@@ -173,8 +176,8 @@ struct Adaptive {
     }
 
     // Takes the length scales that tensors lack from the sums of squares of their parameters; before a step,
-    // where `history` is that of the first tensor. In halves of a step ranks have to add the sums up first. By
-    // one block.
+    // where `history` is that of the first tensor. In halves of a step ranks have to add the sums up first.
+    // By one block.
     static __device__ __forceinline__ void measure(const Launch& launch)
     {
         const RfdStep& step = launch.step;

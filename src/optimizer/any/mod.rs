@@ -258,8 +258,8 @@ impl AnyOptimizer {
     /// As [`AnyOptimizer::step`], and for the numbers.
     ///
     /// # Errors
-    /// As [`Optimizer::step_with_sums`] and [`DeviceOptimizer::step_with_sums`]; on the host with every method
-    /// where there was no first half since the last step.
+    /// As [`Optimizer::step_with_sums`] and [`DeviceOptimizer::step_with_sums`]; on the host with every
+    /// method where there was no first half since the last step.
     pub unsafe fn step_with_sums(
         &mut self,
         tensors: &[RawTensor],

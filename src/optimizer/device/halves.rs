@@ -49,8 +49,8 @@ impl DeviceOptimizer {
         ranks.place(&mut step, 0, ranks.numbers());
         let expected =
             "take a step that `found_inf` does not skip, and wait for its report, before the capture begins";
-        // SAFETY: the caller vouches for the addresses of tensors, which `prepare` has checked; the others are
-        // this optimizer's own.
+        // SAFETY: the caller vouches for the addresses of tensors, which `prepare` has checked; the others
+        // are this optimizer's own.
         unsafe {
             self.sum_parameters(tensors, Some(ranks), expected, stream)?;
             self.launch_norms(&step, stream)?;

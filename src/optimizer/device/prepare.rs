@@ -191,8 +191,8 @@ impl DeviceOptimizer {
         Ok(())
     }
 
-    /// Queues what [`DeviceOptimizer::measure`] takes, the squared norms of the parameters, formed as those of
-    /// gradients are: to the history, or to the numbers of these ranks.
+    /// Queues what [`DeviceOptimizer::measure`] takes, the squared norms of the parameters, formed as those
+    /// of gradients are: to the history, or to the numbers of these ranks.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::measure`].

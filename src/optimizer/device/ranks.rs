@@ -1,5 +1,5 @@
-//! What the halves of a step need on the device beside what a step needs, with a method that has rows: where each
-//! tensor lies in a whole one, and the numbers that ranks add up.
+//! What the halves of a step need on the device beside what a step needs, with a method that has rows: where
+//! each tensor lies in a whole one, and the numbers that ranks add up.
 
 use crate::backend::abi::{RfdPart, RfdStep};
 use crate::backend::executor::{Device, DeviceBuffer, Stream};

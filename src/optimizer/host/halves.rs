@@ -15,8 +15,8 @@ impl Optimizer {
     /// and gradients. Nothing changes.
     ///
     /// Squares are plain f64: those of f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`]
-    /// rescales them, and with the adaptive method those below 10⁻¹⁵⁰ underflow. Where any gradient is not finite, counted or not, a number isn't; neither is the sum over ranks,
-    /// and all skip.
+    /// rescales them, and with the adaptive method those below 10⁻¹⁵⁰ underflow. Where any gradient is not
+    /// finite, counted or not, a number isn't; neither is the sum over ranks, and all skip.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock: a shard doesn't know
