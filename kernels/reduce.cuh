@@ -239,8 +239,7 @@ public:
     {
         cursor_.advance(launch, chunk);
         const RowTensor& here = cursor_.here;
-        const RowPlaces places(launch, cursor_.index());
-        warp_rows<I>(sums, here, places, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
+        warp_rows<I>(sums, launch, cursor_.index(), here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
         sum_columns(here, chunk);
         return sums_of_tensor<I::KIND>(launch.step, here.tensor);
     }

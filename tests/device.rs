@@ -16,12 +16,12 @@ use half::{bf16, f16};
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 #[cfg(feature = "shim")]
 use rfdescent::device::ShimOptions;
-use rfdescent::device::{DeviceBuffer, Stream};
+use rfdescent::device::Stream;
 use rfdescent::optimizer::{
     Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
     RawTensor, SkipReason, StepInput, StepReport, TensorSpec,
 };
-use rfdescent::{DType, GradRef};
+use rfdescent::DType;
 
 const SIZES: [usize; 15] = [0, 1, 2, 31, 32, 33, 255, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 12_301];
 
