@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use common::*;
 use device_support::*;
 use half::{bf16, f16};
+use rfdescent::DType;
 use rfdescent::covariance::{Family, Model, StepMode, StepRule};
 #[cfg(feature = "shim")]
 use rfdescent::device::ShimOptions;
@@ -21,7 +22,6 @@ use rfdescent::optimizer::{
     Adaptive, DeviceOptimizer, Fitted, Group, Method, Optimizer, Options, Outcome, RawInput, RawNumber,
     RawTensor, SkipReason, StepInput, StepReport, TensorSpec,
 };
-use rfdescent::DType;
 
 const SIZES: [usize; 15] = [0, 1, 2, 31, 32, 33, 255, 1023, 1024, 1025, 4095, 4096, 4097, 8192, 12_301];
 

@@ -31,24 +31,25 @@ fn cuts(random: &mut Random, size: usize, count: usize) -> Vec<Range<usize>> {
     cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
 }
 
-/// A random tensor in parts on so many ranks: by rows or columns, in blocks, on each rank, or on some.
-fn tensor(random: &mut Random, ranks: usize, dtype: DType) -> Tensor {
-    let shapes: [&[usize]; 13] = [
+/// A random tensor in parts on so many ranks: by rows or columns, in blocks, on each rank, or on some;
+/// `small` ones for long lists.
+fn tensor(random: &mut Random, ranks: usize, dtype: DType, small: bool) -> Tensor {
+    const SHAPES: [&[usize]; 13] = [
         &[1],
         &[7],
         &[300],
-        &[9001],
         &[1, 1],
         &[5, 1],
         &[3, 40],
+        &[4, 3, 2],
+        &[0, 6],
         &[37, 24],
         &[130, 300],
         &[700, 64],
-        &[4, 3, 2],
         &[3, 9000],
-        &[0, 6],
+        &[9001],
     ];
-    let shape = random.pick(&shapes);
+    let shape = random.pick(if small { &SHAPES[..8] } else { &SHAPES });
     let by = |dim: usize, ranges: &[Range<usize>]| Tensor { dtype, ..Tensor::cut(shape, dim, ranges) };
     match random.below(6) {
         0 => Tensor { dtype, ..Tensor::replicated(shape, ranks) },
@@ -204,7 +205,7 @@ fn gradients(
             let size = size * [1.0, 0.05, 4.0][k % 3];
             let mut values: Vec<f64> =
                 uniform(random.next(), tensor.len()).into_iter().map(|x| size * x).collect();
-            if random.one_in(60)
+            if random.one_in(20 * tensors.len())
                 && let Some(last) = values.last_mut()
             {
                 *last = f64::INFINITY;
@@ -233,10 +234,11 @@ fn compare(executor: &Executor, seed: u64, count: impl Fn(&mut Random) -> usize)
     let ranks = random.pick(&[1, 2, 4]);
     let single = Some((DType::F32, DType::F32));
     let kind = random.pick(&[single, single, Some((DType::BF16, DType::BF16)), None]);
-    let formats: Vec<(DType, DType)> = (0..count(random))
-        .map(|_| kind.unwrap_or_else(|| (random.pick(&DTYPES), random.pick(&DTYPES))))
-        .collect();
-    let tensors: Vec<Tensor> = formats.iter().map(|&(param, _)| tensor(random, ranks, param)).collect();
+    let count = count(random);
+    let formats: Vec<(DType, DType)> =
+        (0..count).map(|_| kind.unwrap_or_else(|| (random.pick(&DTYPES), random.pick(&DTYPES)))).collect();
+    let tensors: Vec<Tensor> =
+        formats.iter().map(|&(param, _)| tensor(random, ranks, param, count > 100)).collect();
     let formats: Vec<DType> = formats.into_iter().map(|(_, grad)| grad).collect();
     let adaptive = Adaptive {
         averaging: random.pick(&[0.9, 0.9, 0.5, 0.0]),
