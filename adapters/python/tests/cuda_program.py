@@ -226,7 +226,7 @@ def sharded_adaptive():
     assert a.history.shared == b.history.shared
     for of_cpu, of_device in zip(a.history.variances, b.history.variances, strict=True):
         assert torch.equal(of_cpu.values, of_device.values)
-    # A gradient of this process alone: the sums are those of no whole tensor.
+    # As if another process had all of each tensor too, more than there is.
     dist.all_reduce = lambda buffer, group: buffer[8:].mul_(2)
     before = [q.as_subclass(torch.Tensor).clone() for q in there]
     set_grads(here, there)
@@ -237,6 +237,27 @@ def sharded_adaptive():
     except ValueError as error:
         assert "param_groups[0]" in str(error) and "on all ranks that hold it" in str(error), error
     assert all(torch.equal(p, q.as_subclass(torch.Tensor)) for p, q in zip(before, there, strict=True))
+
+
+def adaptive_of_all():
+    """Only the loss is added up; the step is several launches."""
+    several_processes(2, lambda buffer: buffer.mul_(2))
+    params = [[place(torch.ones(40, 30)).requires_grad_()] for place in (lambda x: x, on_device)]
+    (here, there), (cpu, device) = params, [AdaptiveRFD(list_of_one) for list_of_one in params]
+    assert device.kernels == "none"
+    for optimizer in (cpu, device):
+        places = [TensorPlace(name, 0) for name in optimizer._names()]
+        optimizer._reduction = Reduction(None, places, elements=1200, same=True, count=0)
+    for _ in range(3):
+        set_grads(here, there)
+        cpu.step(loss=2.25)
+        device.step(loss=2.25)
+        check(here, there, cpu, device)
+    assert (cpu.kernels, device.kernels) == ("CPU", "f32_averaged")
+    (_, _), (there, device) = make({})
+    set_grads(there, there)
+    device.step(loss=2.25)
+    assert "generic, slower than the others: tensors `" in device.kernels, device.kernels
 
 
 def from_address(memory, device):

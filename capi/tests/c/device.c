@@ -221,6 +221,22 @@ int main(void) {
     OK(rfd_optimizer_set_max_step_size(gpu, INFINITY, stream));
     OK(rfd_optimizer_set_max_step_size(cpu, INFINITY, NULL));
 
+    /* Several launches, whose blocks wait for none, have the same bits. */
+    for (uint32_t one_launch = 0; one_launch < 2; one_launch++) {
+        OK(rfd_optimizer_set_one_launch(gpu, one_launch));
+        OK(STEP());
+        OK(rfd_optimizer_wait_report(gpu, stream, &status));
+        OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
+        CHECK(!memcmp(&report, &status, sizeof report));
+        same_values();
+    }
+
+    /* The list has tensors of several formats. */
+    rfd_buffer *kernels = NULL;
+    OK(rfd_optimizer_kernels(gpu, &kernels));
+    CHECK(strstr((const char *)rfd_buffer_data(kernels), "generic") && strstr((const char *)rfd_buffer_data(kernels), "differ"));
+    rfd_buffer_destroy(kernels);
+
     /* Gradients are not taken one by one. */
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_give_gradient(gpu, 0, gradients[0].bytes, counts[0], dtypes[0]));
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_finish(gpu, device_params, TENSORS, &input, NULL));

@@ -73,6 +73,7 @@ pub fn measure<E: Element>(case: &Case) -> Result<Measured, CliError> {
         adaptive_step: median(adaptive_steps),
         plain_loops: Some([median(plain), median(plain_adaptive)]),
         largest_error,
+        kernels: None,
     })
 }
 

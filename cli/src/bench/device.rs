@@ -23,6 +23,7 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
         adaptive_step: adaptive.step,
         plain_loops: None,
         largest_error: fitted.largest_error.max(adaptive.largest_error),
+        kernels: Some([fitted.kernels, adaptive.kernels]),
     })
 }
 
@@ -31,6 +32,7 @@ struct OfMethod {
     /// The mean over the last and longest measurement.
     step: f64,
     largest_error: f64,
+    kernels: String,
 }
 
 fn measure_method<E: Element>(case: &Case, method: Method, device: &Device) -> Result<OfMethod, CliError> {
@@ -56,7 +58,7 @@ fn measure_method<E: Element>(case: &Case, method: Method, device: &Device) -> R
         }
         if seconds >= SECONDS || steps >= MOST {
             let step = seconds / steps as f64;
-            return Ok(OfMethod { steps, step, largest_error });
+            return Ok(OfMethod { steps, step, largest_error, kernels: run.kernels() });
         }
         steps *= 2;
     }

@@ -113,7 +113,7 @@ pub struct Case {
 }
 
 /// What came out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Measured {
     /// Steps that were timed, of each kind.
     pub steps: u64,
@@ -125,6 +125,8 @@ pub struct Measured {
     pub plain_loops: Option<[f64; 2]>,
     /// Largest error of a parameter after the first step.
     pub largest_error: f64,
+    /// The kernels that steps of each method took, on a device.
+    pub kernels: Option<[String; 2]>,
 }
 
 impl Case {

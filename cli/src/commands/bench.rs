@@ -74,6 +74,9 @@ struct Report {
     adaptive_over_plain_loop: Option<f64>,
     /// Of a parameter after the first step, against f64.
     largest_error: f64,
+    /// The kernels of each method, and why where they are the generic ones; on a device only.
+    fitted_kernels: Option<String>,
+    adaptive_kernels: Option<String>,
 }
 
 /// Runs the command; prints nothing unless every step was right.
@@ -119,6 +122,7 @@ impl Report {
         let adaptive_bytes_per_parameter = fitted_bytes_per_parameter + 3 * size_of::<f32>();
         let rate_of = |bytes: usize, seconds: f64| (bytes * args.parameters) as f64 / seconds * 1e-9;
         let rate = |seconds| rate_of(fitted_bytes_per_parameter, seconds);
+        let [fitted_kernels, adaptive_kernels] = measured.kernels.map_or([None, None], |both| both.map(Some));
         Report {
             device,
             parameters: args.parameters,
@@ -140,6 +144,8 @@ impl Report {
                 .plain_loops
                 .map(|[_, seconds]| measured.adaptive_step / seconds),
             largest_error: measured.largest_error,
+            fitted_kernels,
+            adaptive_kernels,
         }
     }
 
@@ -164,6 +170,11 @@ impl Report {
         if let (Some(us), Some(ratio)) = (self.adaptive_plain_loop_us, self.adaptive_over_plain_loop) {
             rows.push(("averaging loop", format!("{us:.1} µs, moves the bytes of an adaptive step")));
             rows.push(("adaptive / loop", format!("{ratio:.2}")));
+        }
+        for (name, kernels) in
+            [("fitted kernels", &self.fitted_kernels), ("adaptive kernels", &self.adaptive_kernels)]
+        {
+            rows.extend(kernels.iter().map(|kernels| (name, kernels.clone())));
         }
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
         rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()

@@ -86,6 +86,14 @@ impl AnyOptimizer {
         }
     }
 
+    /// As [`DeviceOptimizer::explain_kernels`]; `CPU` on the host.
+    pub fn explain_kernels(&self) -> String {
+        match &self.place {
+            Place::Host(_) => "CPU".into(),
+            Place::Device(device) => device.explain_kernels(),
+        }
+    }
+
     /// As [`DeviceOptimizer::set_multiplier`].
     ///
     /// # Errors

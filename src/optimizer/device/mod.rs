@@ -24,7 +24,7 @@ use std::sync::{Arc, Once};
 use self::buffers::Buffers;
 use self::history::HistoryMemory;
 pub(super) use self::mirror::Mirror;
-use self::plan::{Extent, Plan};
+use self::plan::{Choice, Extent, Plan, Reason};
 use self::prepare::{INLINE, Prepared};
 use self::ranks::Ranks;
 use self::settings::Control;
@@ -33,7 +33,7 @@ use super::core::Core;
 use super::raw::Placement;
 use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, StepReport, TensorSpec};
 use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
-use crate::backend::executor::{Device, DeviceBuffer, Instance, Kernel, Launch, Launched, Stream};
+use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
 
 /// Random Function Descent over tensors that live on a device: [`Optimizer`](crate::optimizer::Optimizer),
@@ -72,7 +72,7 @@ pub struct DeviceOptimizer {
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
     /// What the optimizer's own formats ask for; loaded when it was made.
-    expected: Instance,
+    expected: Choice,
     max_blocks: u32,
     cooperative: bool,
     /// Steps to be taken as several launches, after one launch was refused.
@@ -171,7 +171,7 @@ impl DeviceOptimizer {
             half: None,
             unmeasured: lacks_measures.then_some(0),
             step,
-            expected: Instance::Generic,
+            expected: Choice::Generic(Reason::Empty),
             max_blocks: u32::MAX,
             apart: 0,
         };
@@ -186,10 +186,10 @@ impl DeviceOptimizer {
         // Compiled or loaded here rather than in a step.
         let addresses: Vec<RawTensor> =
             optimizer.core.specs().iter().map(|spec| RawTensor::new(16, 16, spec.dtype)).collect();
-        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
+        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).choice;
         let in_halves = optimizer.core.first_part().is_some();
         let kernel = if optimizer.cooperative && !in_halves { Kernel::step } else { Kernel::norm };
-        device.executor().resident_blocks(kernel(optimizer.expected))?;
+        device.executor().resident_blocks(kernel(optimizer.expected.instance()))?;
         if in_halves {
             device.executor().resident_blocks(Kernel::LOCAL_SUMS)?;
         }
@@ -208,10 +208,14 @@ impl DeviceOptimizer {
     /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
     /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
     ///
-    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where
-    /// a kernel of another stream spins until its partner on another device comes, as those of communication
-    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream,
-    /// wait for communication before the step, or leave multiprocessors free by this number.
+    /// The blocks of a step that is one launch wait for one another, and as many as the device holds leave no
+    /// room beside them. Where a kernel of another stream spins until its partner on another device comes, as
+    /// those of communication do, and that partner waits behind a step of its own, both may wait for ever:
+    /// wait for communication before the step, or take several launches
+    /// ([`DeviceOptimizer::set_cooperative`]), of which no block waits for another. A number of blocks keeps
+    /// room only where it is below that of multiprocessors, as blocks are spread over all of them and a
+    /// kernel of communication takes nearly the whole of one; a step of one block a multiprocessor has about
+    /// a quarter of its loads under way.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
@@ -235,7 +239,16 @@ impl DeviceOptimizer {
     /// differ in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive
     /// method without averages; the others are faster.
     pub fn kernels(&self) -> &'static str {
-        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
+        self.choice().instance().name()
+    }
+
+    /// As [`DeviceOptimizer::kernels`], and of the generic ones the tensor or setting that asks for them.
+    pub fn explain_kernels(&self) -> String {
+        self.choice().explain(&self.core)
+    }
+
+    fn choice(&self) -> Choice {
+        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.choice)
     }
 
     /// After a cooperative launch that was refused; of no block where the device can't hold one.
@@ -357,7 +370,7 @@ impl DeviceOptimizer {
         unsafe { self.measure(tensors, stream)? };
         self.half = None;
         let prepared = self.prepared.as_ref().expect("prepare leaves a plan");
-        let kernel = Kernel::step(prepared.plan.instance);
+        let kernel = Kernel::step(prepared.plan.instance());
         if self.is_cooperative() {
             let grid = self.grid(kernel, &step)?;
             let grid = if step.chunks <= ALONE { grid.min(1) } else { grid };
@@ -453,7 +466,7 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let kernel = Kernel::norm(plan.instance);
+        let kernel = Kernel::norm(plan.instance());
         // SAFETY: the caller vouches for the addresses.
         unsafe { self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)? };
         Ok(())
@@ -476,7 +489,7 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_update(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let kernel = Kernel::update(plan.instance);
+        let kernel = Kernel::update(plan.instance());
         // SAFETY: the caller vouches for the addresses.
         unsafe {
             self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)?;
