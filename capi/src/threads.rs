@@ -21,7 +21,11 @@ pub extern "C" fn rfd_set_threads(count: u32) -> rfd_status {
 
 fn set(count: u32) -> Result<()> {
     if count > MOST {
-        return Err(Failure::invalid("count", count, &format!("must be at most {MOST}, or 0 for the default")));
+        return Err(Failure::invalid(
+            "count",
+            count,
+            &format!("must be at most {MOST}, or 0 for the default"),
+        ));
     }
     rfdescent::set_threads(count as usize);
     Ok(())
