@@ -358,6 +358,7 @@ def test_states_are_of_one_method(cov):
         (SHARED, torch.zeros(14, 1), r"saved history has shape \(14, 1\)"),
         (SHARED, [0.0], r"saved history is \[0.0\]"),
         (SHARED, torch.full((len(SHARED_NUMBERS),), math.nan), "saved history is not finite"),
+        (SHARED, -torch.ones(len(SHARED_NUMBERS)), "saved history can't be right: .*outside its domain"),
         (OF_TENSOR, None, "saved tensor_history is None"),
         (OF_TENSOR, torch.zeros(3, dtype=torch.int64), "saved tensor_history is torch.strided of"),
         # Which the first release would have saved.
