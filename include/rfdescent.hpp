@@ -47,7 +47,7 @@ inline void check(rfd_status status) {
     }
 }
 
-/// Sets how many threads the library works with from the next step on.
+/// Sets how many threads the library works with from the next step on; 0 for the default.
 inline void set_threads(std::uint32_t count) { check(rfd_set_threads(count)); }
 
 /// Throws if the library's ABI is not the one of this header.

@@ -39,7 +39,7 @@ print("/// Names of all kernels.")
 print(f"pub const NAMES: [&CStr; {len(names)}] = [")
 print("\n".join(f'c"{name}",' for name in names))
 print("];")
-parts = [row[0] + suffix for row in instances for suffix in ("", "_apart")] + ["apart", "common"]
+parts = [row[0] + suffix for row in instances for suffix in ("", "_apart")] + ["apart", "halves", "common"]
 part_of = [parts.index(row[0] if phase == "step" else f"{row[0]}_apart") for row in instances for phase in phases]
 part_of += [parts.index(row[1]) for row in lists["single"]]
 print("/// The part of the device code that has it, by its place in [`PARTS`].")

@@ -33,7 +33,7 @@ def fake_driver(tmp_path_factory):
 
 def test_on_a_fake_driver(fake_driver):
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{fake_driver}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-    tests = ["steps", "scaled", "graph", "errors", "sharded_steps", "adaptive_of_all"]
+    tests = ["steps", "scaled", "graph", "errors", "sharded_steps", "sharded_adaptive", "adaptive_of_all"]
     done = subprocess.run(
         [sys.executable, HERE / "cuda_program.py", *tests], env=environment, capture_output=True, text=True
     )

@@ -137,6 +137,18 @@ impl RowNorms {
     pub fn without_rows(squares: SquaredNorms) -> Self {
         Self { squares, directions: Vec::new(), sampled: Vec::new(), columns: Vec::new(), rows: Vec::new() }
     }
+
+    /// The same, with squares formed again where they leave the range of f64.
+    pub fn in_range(mut self, grads: &[GradRef<'_>], moving: &[Moving<'_>]) -> Self {
+        self.squares = in_range(grads, &layouts(grads, moving), self.squares.squares);
+        self
+    }
+}
+
+fn layouts(grads: &[GradRef<'_>], moving: &[Moving<'_>]) -> Vec<Layout> {
+    (grads.iter().zip(moving))
+        .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
+        .collect()
 }
 
 /// The sums of every tensor in the step after so many; `unscale` is the inverse of the gradient scale.
@@ -146,9 +158,7 @@ pub(crate) fn row_norms(
     unscale: f64,
     applied_steps: u64,
 ) -> RowNorms {
-    let layouts: Vec<Layout> = (grads.iter().zip(moving))
-        .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
-        .collect();
+    let layouts = layouts(grads, moving);
     let mut rows: Vec<Vec<[f64; 2]>> = (layouts.iter().zip(moving))
         .map(|(layout, moving)| vec![[0.0; 2]; moving.variances.rows.count(layout.len)])
         .collect();
@@ -161,7 +171,7 @@ pub(crate) fn row_norms(
         *found = column_means(*grad, moving.variances.rows, unscale, applied_steps);
     });
     let (sampled, columns) = of_columns.into_iter().unzip();
-    RowNorms { squares: in_range(grads, &layouts, squares), directions, sampled, columns, rows }
+    RowNorms { squares: SquaredNorms { squares, exponent: 0 }, directions, sampled, columns, rows }
 }
 
 /// The mean square of the elements of the sampled chunks, and that in each of their columns.

@@ -41,7 +41,8 @@ impl Extent {
         for ((spec, &len), part) in core.specs().iter().zip(core.lens()).zip(core.parts()) {
             let rows = part.rows;
             // The kernels count rows in 32 bits, and look at them where the method has any.
-            let countable = !has_rows || u32::try_from(rows.count(len)).is_ok();
+            let most = rows.count(len).max(part.row_averages);
+            let countable = !has_rows || u32::try_from(most).is_ok();
             extent.add(len as u64, rows).filter(|()| countable).ok_or_else(|| {
                 Error::tensor(
                     &spec.name,

@@ -14,9 +14,9 @@ impl Optimizer {
     /// The first half of a step in sharded training: what the step is decided by, of this rank's parameters
     /// and gradients. Nothing changes.
     ///
-    /// Squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales
-    /// them. Where any gradient is not finite, counted or not, a number isn't; neither is the sum over ranks,
-    /// and all skip.
+    /// Squares are plain f64: those of f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`]
+    /// rescales them, and with the adaptive method those below 10⁻¹⁵⁰ underflow. Where any gradient is not
+    /// finite, counted or not, a number isn't; neither is the sum over ranks, and all skip.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock: a shard doesn't know
@@ -40,8 +40,7 @@ impl Optimizer {
         } else {
             vec![0.0; params.len()]
         };
-        let sums = self.sums(grads, grad_scale);
-        let exponent = power_of_two(sums.squares.exponent);
+        let sums = self.sums(grads, &self.moving(), grad_scale);
         let mut values = Vec::with_capacity(self.core.sums_len());
         let mut rows = Vec::with_capacity(params.len());
         for (k, (of_rows, columns)) in sums.rows.into_iter().zip(sums.columns).enumerate() {
@@ -50,7 +49,7 @@ impl Optimizer {
             let holds = self.core.lens()[k] > 0;
             let numbers = TensorNumbers {
                 elements: grads[k].len().unwrap_or(0) as f64,
-                squares: sums.squares.squares[k] * exponent * exponent,
+                squares: sums.squares.squares[k],
                 direction: if shares { 0.0 } else { sums.directions[k] },
                 sampled: sums.sampled[k] * part.share,
                 parameter: parameters[k],
@@ -125,10 +124,10 @@ impl Optimizer {
                 numbers.takes_part(&self.core, k, here)
             })
             .collect::<Result<_>>()?;
-        self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
+        self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
         let squares = numbers.iter().map(|numbers| numbers.squares).collect();
         let squares = cpu::SquaredNorms { squares, exponent: 0 };
         let norms = Norms::new(self.total_where(&squares, |_| true), input.grad_scale);

@@ -185,7 +185,13 @@ impl Optimizer {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
         let cpu::RowNorms { squares, directions, sampled, columns, rows } =
-            self.sums(grads, input.grad_scale);
+            match self.core.method().descent().has_rows() {
+                false => cpu::RowNorms::without_rows(cpu::squared_norms(grads)),
+                true => {
+                    let moving = self.moving();
+                    self.sums(grads, &moving, input.grad_scale).in_range(grads, &moving)
+                }
+            };
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
         let norms = Norms::new(self.total(&squares), input.grad_scale);
@@ -232,12 +238,13 @@ impl Optimizer {
         cpu::Averages::next_columns(rule, &self.buffers[tensor].columns, means)
     }
 
-    /// What the method decides by.
-    fn sums(&self, grads: &[GradRef<'_>], grad_scale: f64) -> cpu::RowNorms {
-        if !self.core.method().descent().has_rows() {
-            return cpu::RowNorms::without_rows(cpu::squared_norms(grads));
-        }
-        let moving: Vec<_> = (self.core.specs().iter().zip(&self.buffers).enumerate())
+    /// What a method with rows decides by.
+    fn sums(&self, grads: &[GradRef<'_>], moving: &[cpu::Moving<'_>], grad_scale: f64) -> cpu::RowNorms {
+        cpu::row_norms(grads, moving, 1.0 / grad_scale, self.applied_steps)
+    }
+
+    fn moving(&self) -> Vec<cpu::Moving<'_>> {
+        (self.core.specs().iter().zip(&self.buffers).enumerate())
             .map(|(tensor, (spec, buffers))| cpu::Moving {
                 dtype: spec.dtype,
                 velocity: buffers.velocity.as_ref(),
@@ -245,8 +252,7 @@ impl Optimizer {
                 variances: self.variances(tensor, &buffers.rows, &buffers.column_scales),
                 shares_rows: self.core.parts()[tensor].shared.is_some(),
             })
-            .collect();
-        cpu::row_norms(grads, &moving, 1.0 / grad_scale, self.applied_steps)
+            .collect()
     }
 
     /// What the elements of a tensor weigh in the step to come, with these averages of rows.
