@@ -161,6 +161,12 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
         if last { &self.last } else { self.full }
     }
 
+    /// The full one that begins with a certain element.
+    #[inline(always)]
+    pub(super) fn full(&self, element: usize) -> &[T; LANES] {
+        &self.full[element / LANES]
+    }
+
     /// The one that begins with a certain element; that behind the full ones is the last one.
     #[inline(always)]
     pub(super) fn at(&self, element: usize) -> &[T; LANES] {

@@ -125,13 +125,14 @@ fn squares<I: Instructions>(instructions: I, grad: GradRef<'_>, rows: Option<Row
             change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
         ) -> f64 {
             let blocks = BlocksRef::new(g);
-            let [sum] = lanes_sum(
+            let [sum] = lanes_sum::<_, 1, true>(
                 instructions,
                 g.len(),
                 lanes,
                 #[inline(always)]
-                |at, [sum]| {
-                    *sum = T::add_squares(instructions, *sum, change(T::read(instructions, *blocks.at(at))));
+                |at, full, [sum]| {
+                    let g = if full { *blocks.full(at) } else { *blocks.at(at) };
+                    *sum = T::add_squares(instructions, *sum, change(T::read(instructions, g)));
                 },
             );
             sum
@@ -403,12 +404,12 @@ where
             let scales = variances.filter(|variances| !variances.column_scales.is_empty());
             let scales = scales.map(|variances| BlocksRef::new(variances.column_scales));
             let (count, p, g) = (p.len(), BlocksRef::new(p), BlocksRef::new(g));
-            let [parameter, product, direction] = lanes_sum(
+            let [parameter, product, direction] = lanes_sum::<_, 3, false>(
                 instructions,
                 count,
                 lanes,
                 #[inline(always)]
-                |at, sums| {
+                |at, _, sums| {
                     let p: [T; LANES] = P::load(instructions, *p.at(at));
                     let g: [T; LANES] = T::read(instructions, *g.at(at));
                     let d = match &velocity {

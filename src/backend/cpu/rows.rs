@@ -350,12 +350,12 @@ impl<I: Instructions> RowChunk<'_, I> {
         // At rest all are the last block, which then is one of zeros.
         let velocity = BlocksRef::new(velocity.unwrap_or_default());
         let (len, g) = (g.len(), BlocksRef::new(g));
-        lanes_sum(
+        lanes_sum::<_, 2, false>(
             instructions,
             len,
             lanes,
             #[inline(always)]
-            |at, [squares, weighted]| {
+            |at, _, [squares, weighted]| {
                 let g = T::read(instructions, *g.at(at));
                 *squares = T::add_squares(instructions, *squares, g);
                 let u = if has_columns { Some(instructions.widen_f32(*scales.at(at))) } else { None };

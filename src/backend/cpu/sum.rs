@@ -40,16 +40,17 @@ const _: () = assert!(
         && CHUNKS_PER_SEGMENT == abi::RFD_CHUNKS_PER_SEGMENT as usize
 );
 
-/// Σ of `K` kinds of terms over what so many lanes share: a row, or a chunk that has no rows. `add(at, sums)`
-/// adds those of the elements from `at` on, 0 beyond the end.
+/// Σ of `K` kinds of terms over what so many lanes share: a row, or a chunk that has no rows. `add(at, full,
+/// sums)` adds those of the elements from `at` on, 0 beyond the end; `full` says that all are there, but only
+/// where `TWICE` asks for it: the compiler then makes code of its own for them.
 ///
 /// No partial sum of a column leaves its register, and columns without elements cost nothing.
 #[inline(always)]
-pub(super) fn lanes_sum<I: Instructions, const K: usize>(
+pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
     instructions: I,
     len: usize,
     lanes: usize,
-    add: impl Fn(usize, &mut [[f64; LANES]; K]),
+    add: impl Fn(usize, bool, &mut [[f64; LANES]; K]),
 ) -> [f64; K] {
     debug_assert!(len <= LINES * QUAD * lanes && lanes <= LEAVES);
     let width = QUAD * lanes;
@@ -64,7 +65,11 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize>(
             if at >= len {
                 break;
             }
-            add(at, &mut columns);
+            if TWICE && at + LANES <= len {
+                add(at, true, &mut columns);
+            } else {
+                add(at, false, &mut columns);
+            }
         }
         if narrow {
             leaves.push(columns);
@@ -82,8 +87,8 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize>(
     }
     leaves.fill(LINES * width);
     let mut sums = [0.0; K];
-    for k in 0..K {
-        sums[k] = narrow_sum(leaves.of(k), width);
+    for (k, sum) in sums.iter_mut().enumerate() {
+        *sum = narrow_sum(leaves.of(k), width);
     }
     sums
 }
@@ -112,10 +117,9 @@ impl<const K: usize> Leaves<K> {
     /// Adds the next leaves.
     #[inline(always)]
     fn push<const N: usize>(&mut self, leaves: [[f64; N]; K]) {
-        for k in 0..K {
-            let places = &mut self.list[k][self.len..][..N];
-            for n in 0..N {
-                places[n].write(leaves[k][n]);
+        for (list, leaves) in self.list.iter_mut().zip(leaves) {
+            for (place, leaf) in list[self.len..][..N].iter_mut().zip(leaves) {
+                place.write(leaf);
             }
         }
         self.len += N;
@@ -124,8 +128,8 @@ impl<const K: usize> Leaves<K> {
     /// Adds a row's sums, which stand where the first of its lanes does.
     #[inline(always)]
     pub(super) fn push_row(&mut self, sums: [f64; K], lanes: usize) {
-        for k in 0..K {
-            self.list[k][self.len].write(sums[k]);
+        for (list, sum) in self.list.iter_mut().zip(sums) {
+            list[self.len].write(sum);
         }
         self.len += 1;
         self.fill(self.len + lanes - 1);
@@ -137,8 +141,8 @@ impl<const K: usize> Leaves<K> {
         if len <= self.len {
             return;
         }
-        for k in 0..K {
-            for place in &mut self.list[k][self.len..len] {
+        for list in &mut self.list {
+            for place in &mut list[self.len..len] {
                 place.write(0.0);
             }
         }
@@ -154,8 +158,8 @@ impl<const K: usize> Leaves<K> {
             len => len.div_ceil(GROUP).next_power_of_two() * GROUP,
         });
         let mut sums = [0.0; K];
-        for k in 0..K {
-            sums[k] = tree(self.of(k));
+        for (k, sum) in sums.iter_mut().enumerate() {
+            *sum = tree(self.of(k));
         }
         sums
     }
@@ -252,7 +256,7 @@ mod tests {
 
         fn run<I: Instructions>(self, instructions: I) -> [f64; 2] {
             let blocks = BlocksRef::new(self.terms);
-            lanes_sum(instructions, self.terms.len(), self.lanes, |at, [twice, once]| {
+            lanes_sum::<_, 2, true>(instructions, self.terms.len(), self.lanes, |at, _, [twice, once]| {
                 let terms = *blocks.at(at);
                 *twice = instructions.add_f64(*twice, terms.map(|x| 2.0 * x));
                 *once = instructions.add_f64(*once, terms);
