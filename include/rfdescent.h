@@ -620,7 +620,7 @@ typedef struct rfd_adaptive {
      */
     size_t size;
     /**
-     * Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
+     * Decay of the averages of gradients and losses, in [0, 1). Default 0.85; with 0 no buffer is kept.
      */
     double averaging;
     /**
@@ -913,14 +913,14 @@ uint32_t rfd_abi_version(void);
 
 /**
  * Sets how many threads the library works on large tensors with from the next step on, the calling one among
- * them; without it they are as many as there are processors, or as the environment variable
+ * them; 0 brings back the default, as many as there are processors, or as the environment variable
  * RAYON_NUM_THREADS says. Results do not depend on it.
  *
  * For the whole process. With 1 no thread is started, but those that have been stay; else they start with
  * the first large step and end when the last optimizer is destroyed. Where the system starts fewer, steps go
  * on with those and say so on the standard error stream, once. A process that is forked starts its own. Any
  * thread.
- * RFD_ERROR_INVALID_ARGUMENT when `count` is 0 or more than 1024.
+ * RFD_ERROR_INVALID_ARGUMENT when `count` is more than 1024.
  */
 rfd_status rfd_set_threads(uint32_t count);
 
@@ -1415,6 +1415,17 @@ rfd_status rfd_optimizer_wait_report(const struct rfd_optimizer *optimizer,
                                      struct rfd_step_report *report);
 
 /**
+ * The name of the kernels that the last step on a device took, before it of those that one will take whose
+ * gradients have the parameters' formats; where they are the generic ones, which are slower, also the tensor
+ * or setting that asks for them. "CPU" on the CPU.
+ *
+ * No pointer may be null. On success `*text` is a new buffer that the caller frees with rfd_buffer_destroy.
+ * One thread at a time.
+ */
+rfd_status rfd_optimizer_kernels(const struct rfd_optimizer *optimizer,
+                                 struct rfd_buffer **text);
+
+/**
  * Multiplies all step sizes from the next step on; for schedulers. On a device in the order of the stream's
  * work, for replays of captured steps too.
  *
@@ -1450,6 +1461,18 @@ rfd_status rfd_optimizer_set_group(struct rfd_optimizer *optimizer,
                                    size_t group,
                                    const struct rfd_group *settings,
                                    void *stream);
+
+/**
+ * Whether a step on a device may be one launch, whose blocks wait for one another: 1, the default, or 0 for
+ * several launches, with the same bits, from the next step on. One launch needs room for all its blocks at
+ * once; where kernels of other streams spin until another device comes, as those of communication do, and
+ * that one waits behind a step of its own, take several, which wait for nothing. The halves of a step in
+ * sharded training always are. No effect on the CPU.
+ *
+ * `optimizer` must not be null. One thread at a time.
+ */
+rfd_status rfd_optimizer_set_one_launch(struct rfd_optimizer *optimizer,
+                                        uint32_t one_launch);
 
 /**
  * Writes velocities, master weights and counts to a safetensors file, whole or not at all. On a device it
@@ -1594,7 +1617,11 @@ rfd_status rfd_optimizer_sums_len(struct rfd_optimizer *optimizer,
  * number by number, there or elsewhere, and passes the result to rfd_optimizer_step_with_sums. They are
  * valid until the next step or half of one. No pointer may be null, except as in rfd_optimizer_step, whose
  * rules for `params`, `grads` and `stream` hold. One thread at a time. RFD_ERROR_INVALID_ARGUMENT when a
- * group has norm lock, which needs to know whole tensors, and with the adaptive method on a device.
+ * group has norm lock, which needs to know whole tensors.
+ *
+ * On a device nothing waits, and both halves can be captured in a graph, with the adaptive method once a
+ * step in halves that found_inf did not skip has been seen finished: until then they sum up the parameters
+ * too.
  */
 rfd_status rfd_optimizer_local_sums(struct rfd_optimizer *optimizer,
                                     const struct rfd_tensor *params,
@@ -1607,12 +1634,14 @@ rfd_status rfd_optimizer_local_sums(struct rfd_optimizer *optimizer,
 /**
  * The second half: the update with the sums of all ranks, as many doubles at `sums` as
  * rfd_optimizer_sums_len says, on the host for the CPU, on the device for a device. Every rank must give the
- * same numbers and input, and the gradients of the first half; then all take bitwise the same step.
+ * same numbers and input, and the gradients and gradient scale of the first half; then all take bitwise the
+ * same step.
  *
- * `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU RFD_ERROR_INVALID_ARGUMENT where
- * there was no first half since the last step, or one with another gradient scale; besides as
- * rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose parts on the ranks do not make up the
- * whole one.
+ * `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU, and with the adaptive method,
+ * RFD_ERROR_INVALID_ARGUMENT where there was no first half since the last step, on the CPU also where it
+ * had another gradient scale; besides as rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose
+ * parts on the ranks do not make up the whole one. On a device, where the sums are not known yet, the step
+ * is skipped then, and rfd_optimizer_report and rfd_optimizer_wait_report return that error.
  */
 rfd_status rfd_optimizer_step_with_sums(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,

@@ -47,7 +47,7 @@ inline void check(rfd_status status) {
     }
 }
 
-/// Sets how many threads the library works with from the next step on.
+/// Sets how many threads the library works with from the next step on; 0 for the default.
 inline void set_threads(std::uint32_t count) { check(rfd_set_threads(count)); }
 
 /// Throws if the library's ABI is not the one of this header.
@@ -663,6 +663,15 @@ public:
         check(rfd_optimizer_wait_report(get(), stream, &report));
         return report;
     }
+
+    /// The kernels that steps on a device take, and of the generic ones why.
+    std::string kernels() const {
+        return detail::text(
+            detail::made<detail::buffer>([&](rfd_buffer **out) { return rfd_optimizer_kernels(get(), out); }));
+    }
+
+    /// Whether a step on a device may be one launch, whose blocks wait for one another.
+    void set_one_launch(bool one_launch) { check(rfd_optimizer_set_one_launch(get(), one_launch)); }
 
     void set_multiplier(double multiplier, void *stream = nullptr) {
         check(rfd_optimizer_set_multiplier(get(), multiplier, stream));

@@ -92,6 +92,7 @@ typedef enum RfdFamily {
 #define RFD_OUTCOME_INVALID_OPTION 6
 #define RFD_OUTCOME_OUT_OF_RANGE 7
 #define RFD_OUTCOME_LOSS_BELOW_BOUND 8
+#define RFD_OUTCOME_TORN_TENSOR 9  // what ranks added up of a tensor is not all of it; hosts make it an error
 
 // What limits a step of the adaptive method; the numbers that front ends use as well.
 #define RFD_LIMIT_NONE 0    // skipped, or of another method
@@ -171,15 +172,43 @@ typedef struct RfdStatus {
     double step_size;
     double learning_rate;
     double trust;       // of the adaptive method, as is the limit
-    uint64_t limit;     // RFD_LIMIT_*
+    uint64_t limit;     // RFD_LIMIT_*; with RFD_OUTCOME_TORN_TENSOR which tensor
     uint64_t outcome;   // RFD_OUTCOME_*
 } RfdStatus;
 
-// Squared norms of gradients as given, for the split form: what ranks add up between its two halves.
+// What ranks add up between the two halves of a step: of a method without rows the squared norms of gradients
+// as given.
 typedef struct RfdSquaredNorm {
     double euclidean;
     double sigma;
 } RfdSquaredNorm;
+
+// Of one with rows this for each tensor (src/optimizer/sums.rs). A double for each column of the whole tensor
+// follows, then two for each row that ranks share.
+typedef struct RfdTensorNumbers {
+    double elements;
+    double squares;
+    double direction;
+    double sampled;
+    double parameter;
+    double present;
+    double missing;
+} RfdTensorNumbers;
+
+// What a tensor of this rank is of a whole one, which it may be itself (src/optimizer/part.rs).
+typedef struct RfdPart {
+    uint64_t first_number;   // of all numbers that ranks add up, the one with which the tensor's begin
+    uint64_t places;         // address of a uint32_t for each column: its place in the whole tensor; 0 where it is
+                             // the same
+    double elements;         // of the whole tensor
+    double share;            // of these, that the part has
+    double height_share;     // of what a column holds, that the part has
+    double row;              // elements of a row that ranks share
+    uint32_t whole_columns;  // of the whole tensor
+    uint32_t shared_rows;    // rows that ranks share, of which each keeps all; 0 where rows are whole
+    uint32_t first_row;      // the one of them that the part begins in
+    uint32_t pieces;         // rows of the part that are pieces of one of them
+} RfdPart;
 
 // Sums over a chunk, a segment or a tensor; d is the gradient or minus the new velocity. With rows, d is
 // weighted: each row of it has a factor w, which is its own (docs/summation.md, section 6). The adaptive
@@ -261,8 +290,8 @@ typedef struct RfdStep {
     uint64_t loss;           // address of the loss, 0 when loss_value holds it
     uint64_t grad_scale;     // address of the gradient scale (f32), 0 for none
     uint64_t found_inf;      // address of found_inf (f32), 0 for none
-    uint64_t given_norm;     // address of an RfdSquaredNorm in the split form, 0 otherwise: rfd_total
-                             // writes it, rfd_update_* and rfd_status read it
+    uint64_t rank_sums;      // in the two halves of a step the address of what ranks add up, 0 otherwise
+    uint64_t parts;          // there, with rows, the address of an RfdPart for each tensor, 0 otherwise
     uint64_t chunk_sums;     // addresses of workspace: double[chunks * sums]
     uint64_t segment_sums;   // double[segments * sums]
     uint64_t tensor_sums;    // double[tensor_count * sums]

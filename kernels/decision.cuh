@@ -103,11 +103,11 @@ __device__ __forceinline__ Totals total_squares(const Launch& launch, DecisionSc
     double euclidean = 0.0, sigma = 0.0;
     bool finite = true;
     for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
-        // Without chunks nothing was summed; what lies there is old.
-        const double sum = launch.chunks_of(k) > 0 ? __ldcg(sums + k) : 0.0;
+        // Of a tensor that takes no part nothing was summed; what lies there is old.
+        const double sum = launch.takes_part(k) ? __ldcg(sums + k) : 0.0;
         const RfdTensor& tensor = launch.tensors[k];
         finite = finite && is_finite(sum);
-        if (tensor.flags & RFD_TENSOR_COUNTS) {
+        if (launch.counts(k)) {
             const double factor = scratch.group(launch, tensor.group).length_scale_factor;
             euclidean += sum;
             sigma += factor * factor * sum;
@@ -133,8 +133,8 @@ __device__ __forceinline__ void decide(const Launch launch, DecisionScratch<KIND
         return;
     }
     Totals totals;
-    if (KIND != Kind::averaged && step.given_norm != 0) {
-        const RfdSquaredNorm& given = *reinterpret_cast<const RfdSquaredNorm*>(step.given_norm);
+    if (KIND != Kind::averaged && launch.parts == nullptr && step.rank_sums != 0) {
+        const RfdSquaredNorm& given = *reinterpret_cast<const RfdSquaredNorm*>(step.rank_sums);
         totals = {given.euclidean, given.sigma, 0, true};
         // All have read the outcome before one of them writes it.
         __syncthreads();

@@ -42,13 +42,16 @@
 
 // Kernels that there are once: rfd_<name>. Device code is compiled, and loaded when it is needed, in parts:
 // of each instance the kernel for a step in one launch, <name>, and those for separate launches,
-// <name>_apart; `apart`, which all separate launches need; and `common`. PART: the one that they belong to.
+// <name>_apart; `apart`, which all separate launches need; `halves`, for steps in two halves of a method with
+// rows; and `common`. PART: the one that they belong to.
 // X(name, PART)
 #define RFD_SINGLE_KERNELS(X)  \
     X(rescale_max, generic_apart)  \
     X(rescale_norm, generic_apart) \
     X(total, apart)            \
     X(status, apart)           \
+    X(local_sums, halves)      \
+    X(take_sums, halves)       \
     X(fill_masters, common)    \
     X(measure, common)         \
     X(store, common)

@@ -8,9 +8,13 @@
 struct Launch {
     const RfdStep& step;
     const RfdTensor* tensors;
+    const RfdPart* parts;  // null but in halves of a step with rows
 
-    __device__ __forceinline__ Launch(const RfdStep& step, const RfdTable& table)
-        : step(step), tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor)
+    // A step in one launch leaves the parts out: what is there for them is no part of its code then.
+    __device__ __forceinline__ Launch(const RfdStep& step, const RfdTable& table, uint64_t parts = 0)
+        : step(step),
+          tensors(step.tensors != 0 ? reinterpret_cast<const RfdTensor*>(step.tensors) : table.tensor),
+          parts(reinterpret_cast<const RfdPart*>(parts))
     {
     }
 
@@ -29,6 +33,37 @@ struct Launch {
     __device__ __forceinline__ uint64_t chunks_of(uint32_t index) const
     {
         return end_of(index) - tensors[index].first_chunk;
+    }
+
+    // Averages of rows that are kept of a tensor.
+    __device__ __forceinline__ uint64_t row_averages_of(uint32_t index) const
+    {
+        return parts != nullptr && parts[index].shared_rows > 0 ? parts[index].shared_rows : tensors[index].rows;
+    }
+
+    // Elements of the tensor, on all ranks.
+    __device__ __forceinline__ double elements_of(uint32_t index) const
+    {
+        return parts != nullptr ? parts[index].elements : static_cast<double>(tensors[index].len);
+    }
+
+    // What ranks add up of a tensor, in halves of a step with rows.
+    __device__ __forceinline__ RfdTensorNumbers& numbers_of(uint32_t index) const
+    {
+        double* all = reinterpret_cast<double*>(step.rank_sums);
+        return *reinterpret_cast<RfdTensorNumbers*>(all + parts[index].first_number);
+    }
+
+    // Whether a tensor takes part in the step: it has a gradient, be it on another rank.
+    __device__ __forceinline__ bool takes_part(uint32_t index) const
+    {
+        return parts != nullptr ? numbers_of(index).present > 0.0 : chunks_of(index) > 0;
+    }
+
+    // Whether it counts in the norm if it takes part. What ranks have added up is from where it does.
+    __device__ __forceinline__ bool counts(uint32_t index) const
+    {
+        return parts != nullptr || (tensors[index].flags & RFD_TENSOR_COUNTS) != 0;
     }
 };
 

@@ -135,7 +135,7 @@ __device__ __forceinline__ void weigh_wide_rows(const Launch launch, NormScratch
         }
         const uint64_t left = tensor.len - row * tensor.row;
         const double elements = static_cast<double>(left < tensor.row ? left : tensor.row);
-        weigh_row(sums, variances, row, elements, unscale, decay > 0.0);
+        weigh_row(sums, variances, RowPlaces(launch, index), row, elements, unscale, decay > 0.0);
         for (int n = 0; n < count; ++n) {
             scratch.warp_sums[buffer][place][n][first] = sums[n];
         }
@@ -239,7 +239,7 @@ public:
     {
         cursor_.advance(launch, chunk);
         const RowTensor& here = cursor_.here;
-        warp_rows<I>(sums, here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
+        warp_rows<I>(sums, launch, cursor_.index(), here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
         sum_columns(here, chunk);
         return sums_of_tensor<I::KIND>(launch.step, here.tensor);
     }

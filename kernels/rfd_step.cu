@@ -3,10 +3,12 @@
 // As one launch, rfd_step_*, cooperative where it has several blocks. The same as launches one after the
 // other: rfd_norm_*, for lists with f64 gradients rfd_rescale_max and rfd_rescale_norm, then rfd_update_* and
 // rfd_status. In the split form for sharded training rfd_total stands between: it writes what ranks add up,
-// and the update reads the sum.
+// and the update reads the sum. With rows, rfd_local_sums writes it, and rfd_take_sums puts the sum in the
+// place of what the norm launches have left.
 //
 // 256 threads a block, any number of blocks: the bits of the result don't depend on it.
 
+#include "halves.cuh"
 #include "rescale.cuh"
 #include "update.cuh"
 
@@ -79,7 +81,7 @@ __device__ __forceinline__ void norm_kernel(const RfdStep& step, const RfdTable&
 {
     auto& scratch = block_shared<NormScratch<I::KIND>>();
     if (!found_inf(step)) {
-        norm_pass<I>(Launch(step, table), scratch, 1.0);
+        norm_pass<I>(Launch(step, table, step.parts), scratch, 1.0);
     }
 }
 
@@ -88,7 +90,7 @@ template <class I>
 __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTable& table)
 {
     auto& scratch = block_shared<UpdateScratch<I::KIND>>();
-    const Launch launch(step, table);
+    const Launch launch(step, table, I::KIND == Kind::fitted ? 0 : step.parts);
     load_settings<I::KIND>(launch, scratch.decision);
     decide<I::KIND>(launch, scratch.decision, is_generic<I>() ? rescale_exponent(read_largest(step)) : 0);
     if (scratch.decision.decision.outcome == RFD_OUTCOME_APPLIED) {
@@ -113,9 +115,10 @@ __device__ __forceinline__ void update_kernel(const RfdStep& step, const RfdTabl
 RFD_STEP_OF(RFD_PART_STEP)
 #elif defined(RFD_PART_APART)
 RFD_APART_OF(RFD_PART_APART)
-#elif !defined(RFD_PART_COMMON) && !defined(RFD_PART_SEPARATE)
+#elif !defined(RFD_PART_COMMON) && !defined(RFD_PART_SEPARATE) && !defined(RFD_PART_HALVES)
 #define RFD_PART_COMMON
 #define RFD_PART_SEPARATE
+#define RFD_PART_HALVES
 #define RFD_PART_RESCALES
 RFD_INSTANCES(RFD_DEFINE_STEP)
 RFD_INSTANCES(RFD_DEFINE_APART)
@@ -151,7 +154,7 @@ RFD_KERNEL(rfd_rescale_norm, instance::generic::BLOCKS)
 RFD_KERNEL(rfd_status, 1)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
-    const Launch launch(step, table);
+    const Launch launch(step, table, step.parts);
     load_settings<Kind::generic>(launch, scratch);
     decide<Kind::generic>(launch, scratch, rescale_exponent(read_largest(step)));
     finish<Kind::generic>(launch, scratch);
@@ -160,7 +163,7 @@ RFD_KERNEL(rfd_status, 1)
     }
 }
 
-// One block, after the norm launches: the squared norms of this rank's gradients, to where `given_norm`
+// One block, after the norm launches: the squared norms of this rank's gradients, to where `rank_sums`
 // points.
 RFD_KERNEL(rfd_total, 1)
 {
@@ -171,7 +174,7 @@ RFD_KERNEL(rfd_total, 1)
     const Totals totals = total_squares<Kind::generic>(launch, scratch, exponent);
     if (threadIdx.x == 0) {
         const double unit = power_of_two(exponent);
-        RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.given_norm);
+        RfdSquaredNorm* norm = reinterpret_cast<RfdSquaredNorm*>(step.rank_sums);
         // NaN also where a tensor that does not count isn't finite: then every rank has to skip.
         const double spoilt = totals.finite ? 0.0 : RFD_F64_INFINITY - RFD_F64_INFINITY;
         norm->euclidean = totals.euclidean * unit * unit + spoilt;
@@ -181,12 +184,30 @@ RFD_KERNEL(rfd_total, 1)
 }
 
 #endif
+#ifdef RFD_PART_HALVES
+
+// After rfd_norm_* of a method with rows, and over zeros: what ranks add up.
+RFD_KERNEL(rfd_local_sums, 1)
+{
+    write_local_sums(Launch(step, table, step.parts));
+}
+
+// Before rfd_update_* of a method with rows.
+RFD_KERNEL(rfd_take_sums, 1)
+{
+    auto& scratch = block_shared<FoldScratch>();
+    if (!found_inf(step)) {
+        take_sums(Launch(step, table, step.parts), scratch);
+    }
+}
+
+#endif
 #ifdef RFD_PART_COMMON
 
 // One block, after rfd_norm_* over parameters in the place of gradients.
 RFD_KERNEL(rfd_measure, 1)
 {
-    Adaptive::measure(Launch(step, table));
+    Adaptive::measure(Launch(step, table, step.parts));
 }
 
 // Fills master weights from the parameters they belong to.

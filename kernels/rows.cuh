@@ -82,10 +82,11 @@ struct Variances {
     Variances() = default;
 
     // Sides by `turn`.
-    __device__ __forceinline__ Variances(const RfdTensor& tensor, bool turn)
-        : columns(tensor.flags & RFD_TENSOR_COLUMNS ? tensor.row : 0)
+    __device__ __forceinline__ Variances(const Launch& launch, uint32_t k, bool turn)
+        : columns(launch.tensors[k].flags & RFD_TENSOR_COLUMNS ? launch.tensors[k].row : 0)
     {
-        const uint64_t size = (scales_size() + 8 * (static_cast<uint64_t>(columns) + tensor.rows) + 15) / 16 * 16;
+        const RfdTensor& tensor = launch.tensors[k];
+        const uint64_t size = (scales_size() + 8 * (columns + launch.row_averages_of(k)) + 15) / 16 * 16;
         from = tensor.variances + (turn ? size : 0);
         to = tensor.variances + (turn ? 0 : size);
         sums_ = tensor.variances + 2 * size;
@@ -107,6 +108,12 @@ struct Variances {
     __device__ __forceinline__ double* column_sums(uint64_t sampled) const
     {
         return reinterpret_cast<double*>(sums_) + sampled * columns;
+    }
+
+    // The two sums over a row of the part that is a piece of one that ranks share.
+    __device__ __forceinline__ double* row_sums(uint64_t row) const
+    {
+        return column_sums(RFD_SAMPLED_CHUNKS) + 2 * row;
     }
 
     __device__ __forceinline__ double next(double before, double mean_square) const
@@ -183,6 +190,24 @@ struct RowScratch {
 template <>
 struct RowScratch<Kind::fitted> {};
 
+// Where the averages of a tensor's rows lie, which may be pieces of rows that ranks share.
+struct RowPlaces {
+    uint32_t first, pieces;  // pieces of each; 0 where rows are whole
+
+    __device__ __forceinline__ RowPlaces(const Launch& launch, uint32_t index) : first(0), pieces(0)
+    {
+        if (launch.parts != nullptr && launch.parts[index].shared_rows > 0) {
+            first = launch.parts[index].first_row;
+            pieces = launch.parts[index].pieces;
+        }
+    }
+
+    __device__ __forceinline__ uint64_t of(uint64_t row) const
+    {
+        return pieces > 0 ? first + static_cast<uint32_t>(row) / pieces : row;
+    }
+};
+
 // w of a row, from its variance after the step.
 __device__ __forceinline__ double row_scale(const RowTensor& here, uint64_t row)
 {
@@ -198,14 +223,20 @@ __device__ __forceinline__ double next_row_scale(const Variances& variances, uin
 }
 
 // Makes of the sums over one row what they are in the tensor's. `moves`: by a velocity; without one the
-// gradient scale is in the sums still.
+// gradient scale is in the sums still. What a piece of a row weighs is not known yet: its sums are kept.
 template <int COUNT>
-__device__ __forceinline__ void weigh_row(double (&sums)[COUNT], const Variances& variances, uint64_t row,
-                                          double elements, double unscale, bool moves)
+__device__ __forceinline__ void weigh_row(double (&sums)[COUNT], const Variances& variances, const RowPlaces& places,
+                                          uint64_t row, double elements, double unscale, bool moves)
 {
+    const auto unscaled = [&](double direction) { return moves ? direction : direction * unscale * unscale; };
+    if (places.pieces > 0) {
+        double* kept = variances.row_sums(row);
+        __stcg(kept, sums[RFD_SUM_SQUARES]);
+        __stcg(kept + 1, unscaled(sums[RFD_SUM_DIRECTION]));
+        return;
+    }
     const double w = next_row_scale(variances, row, elements, sums[RFD_SUM_SQUARES] * unscale * unscale);
-    const double direction = sums[RFD_SUM_DIRECTION];
-    sums[RFD_SUM_DIRECTION] = w * (moves ? direction : direction * unscale * unscale);
+    sums[RFD_SUM_DIRECTION] = w * unscaled(sums[RFD_SUM_DIRECTION]);
     if constexpr (COUNT > RFD_SUM_WEIGHTED) {
         sums[RFD_SUM_PRODUCT] = w * sums[RFD_SUM_PRODUCT];
         sums[RFD_SUM_WEIGHTED] = w * w * sums[RFD_SUM_WEIGHTED];
@@ -218,7 +249,7 @@ struct WithoutRows {
     static __device__ __forceinline__ double averaging(const RfdStep&) { return 0.0; }
     static __device__ __forceinline__ Variances variances(const Launch& launch, uint32_t k, uint64_t)
     {
-        return {launch.tensors[k], false};
+        return {launch, k, false};
     }
     static __device__ __forceinline__ void fold_columns(const Launch&, const Decision&, uint32_t, const Variances&,
                                                         uint64_t)

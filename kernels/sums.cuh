@@ -176,8 +176,9 @@ __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const
 // All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows
 // that several warps share they are not weighed yet.
 template <class I>
-__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const RowTensor& here, uint64_t chunk,
-                                          double scale, double decay, double unscale)
+__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint32_t index,
+                                          const RowTensor& here, uint64_t chunk, double scale, double decay,
+                                          double unscale)
 {
     const View<I> view(here.tensor);
     const bool moves = has_velocity<I>(decay);
@@ -204,7 +205,8 @@ __device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], cons
     }
     const bool leads = threadIdx.x % here.lanes == 0 && here.row_of(chunk) < here.tensor.rows;
     if (leads) {
-        weigh_row(sums, here.variances, here.row_of(chunk), units.length, unscale, moves);
+        const RowPlaces places(launch, index);
+        weigh_row(sums, here.variances, places, here.row_of(chunk), units.length, unscale, moves);
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {

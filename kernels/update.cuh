@@ -154,13 +154,13 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
 
 // A chunk of rows: each has a coefficient of its own.
 template <class I>
-__device__ __forceinline__ void update_rows(const RowTensor& here, uint64_t chunk, uint64_t addresses,
-                                            const Rounding& rounding)
+__device__ __forceinline__ void update_rows(const RowTensor& here, const RowPlaces& places, uint64_t chunk,
+                                            uint64_t addresses, const Rounding& rounding)
 {
     const RowUnits units = here.units(chunk, addresses);
     const float* of_columns = here.variances.scales();
     const int lines = static_cast<int>(here.lines);
-    const double w = units.length > 0 ? row_scale(here, here.row_of(chunk)) : 0.0;
+    const double w = units.length > 0 ? row_scale(here, places.of(here.row_of(chunk))) : 0.0;
     const double coefficient = here.change.coefficient * w;
     if (View<I>(here.tensor).in_f64()) {
         if constexpr (is_generic<I>()) {
@@ -212,7 +212,8 @@ __device__ __forceinline__ void update_all_rows(const Launch& launch, const Shar
         const uint64_t velocity = moves_by<I>(memory.change.moves) ? tensor.velocity : 0;
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
-        update_rows<I>(memory, chunk, view.weights | tensor.grad | master | velocity, rounding);
+        const RowPlaces places(launch, cursor.index());
+        update_rows<I>(memory, places, chunk, view.weights | tensor.grad | master | velocity, rounding);
         const uint64_t slices = (memory.variances.columns + RFD_THREADS - 1) / RFD_THREADS;
         for (uint64_t slice = chunk - tensor.first_chunk; slice < slices; slice += memory.chunks) {
             fold_columns<I::KIND>(launch, decision, cursor.index(), memory.variances, slice);

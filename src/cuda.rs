@@ -55,6 +55,11 @@ pub fn report() -> Report {
     backend::report()
 }
 
+/// Which settings ask for the slower kernels.
+const GENERIC: &str = "the generic ones, slower than the others, for norm lock, conservative steps, f64, the adaptive \
+                       method without averages, bf16 with momentum and f16 without master weights, gradients of another \
+                       format, and tensors that differ in format";
+
 /// What was found of CUDA: driver and devices, and which device code each would use.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -82,6 +87,7 @@ impl fmt::Display for Report {
             Err(problem) => writeln!(f, "CUDA driver: not usable. {problem}")?,
         }
         writeln!(f, "device code in this library: {}", backend::DEVICE_CODE)?;
+        writeln!(f, "kernels: {GENERIC}")?;
         for device in &self.devices {
             match &device.usable {
                 Ok(name) => writeln!(f, "device {}: usable. {name}", device.ordinal)?,

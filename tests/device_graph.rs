@@ -56,7 +56,15 @@ fn capture(stream: sys::CUstream, work: impl FnOnce()) -> sys::CUgraphExec {
     executable
 }
 
-fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperative: bool) {
+/// How a step is launched.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Once,
+    Apart,
+    Halves,
+}
+
+fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], form: Form) {
     let _alone = alone();
     let Some(executor) = cuda() else { return };
     let raw = stream();
@@ -78,7 +86,7 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
         .collect();
     let mut on_cpu = Optimizer::new(method.clone(), options.clone(), specs.clone()).unwrap();
     let mut on_device = DeviceOptimizer::new(method, options, specs, &executor.device).unwrap();
-    on_device.set_cooperative(cooperative);
+    on_device.set_cooperative(form == Form::Once);
     let mut loss = scalar(&executor.device, DType::F32, 2.0, stream);
     let mut found_inf = scalar(&executor.device, DType::F32, 0.0, stream);
     let addresses = step_tensors(&placed, &placed_grads, &vec![Some(DType::BF16); lengths.len()]);
@@ -89,7 +97,14 @@ fn replays_match_the_cpu(method: impl Into<Method>, lengths: &[usize], cooperati
     executor.device.synchronize(stream).unwrap();
     let graph = capture(raw, || {
         // SAFETY: all buffers live until the work on them is done.
-        unsafe { on_device.step(&addresses, &input, stream).unwrap() };
+        unsafe {
+            if form == Form::Halves {
+                let sums = on_device.local_sums(&addresses, input.grad_scale, stream).unwrap();
+                on_device.step_with_sums(&addresses, sums, &input, stream).unwrap();
+            } else {
+                on_device.step(&addresses, &input, stream).unwrap();
+            }
+        }
     });
     // Some windows of the adaptive method.
     const REPLAYS: u32 = 40;
@@ -133,20 +148,28 @@ fn published() -> Model {
 
 #[test]
 fn replays_of_one_launch() {
-    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], true);
-    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], true);
+    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], Form::Once);
+    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], Form::Once);
 }
 
 #[test]
 fn replays_of_separate_launches() {
-    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], false);
-    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], false);
+    replays_match_the_cpu(published(), &[5000, 3, 0, 70_000], Form::Apart);
+    replays_match_the_cpu(Adaptive::default(), &[5000, 3, 0, 70_000], Form::Apart);
+}
+
+#[test]
+fn replays_of_both_halves() {
+    for lengths in [&[5000, 3, 0, 70_000][..], &[70; 1000]] {
+        replays_match_the_cpu(published(), lengths, Form::Halves);
+        replays_match_the_cpu(Adaptive::default(), lengths, Form::Halves);
+    }
 }
 
 #[test]
 fn replays_with_a_table_on_the_device() {
-    replays_match_the_cpu(published(), &[70; 1000], true);
-    replays_match_the_cpu(Adaptive::default(), &[70; 1000], true);
+    replays_match_the_cpu(published(), &[70; 1000], Form::Once);
+    replays_match_the_cpu(Adaptive::default(), &[70; 1000], Form::Once);
 }
 
 /// Freeing memory, or waiting for the device, would break the capture of another stream.

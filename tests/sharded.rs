@@ -1,85 +1,15 @@
 //! Steps of the adaptive method in two halves, on simulated ranks beside the whole step.
 
 mod common;
-
-use std::ops::Range;
+mod parts;
 
 use common::*;
+use parts::Tensor;
 use rfdescent::optimizer::{
     Adaptive, Group, LocalSums, Optimizer, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec,
     Whole,
 };
 use rfdescent::{DType, GradRef};
-
-/// What one rank holds of a tensor: a range of each dimension, and whether it counts here.
-#[derive(Clone, Debug)]
-struct Block {
-    ranges: Vec<Range<usize>>,
-    counts: bool,
-}
-
-/// A tensor, and what each rank holds of it.
-#[derive(Clone, Debug)]
-struct Tensor {
-    shape: Vec<usize>,
-    dtype: DType,
-    row: Option<usize>,
-    blocks: Vec<Block>,
-}
-
-impl Block {
-    fn shape(&self) -> Vec<usize> {
-        self.ranges.iter().map(|range| range.len()).collect()
-    }
-
-    /// Its elements out of those of the whole tensor.
-    fn of(&self, shape: &[usize], whole: &Owned) -> Owned {
-        let values = whole.to_f64();
-        let mut places = vec![0];
-        for (range, size) in self.ranges.iter().zip(shape) {
-            places = places.iter().flat_map(|outer| range.clone().map(move |i| outer * size + i)).collect();
-        }
-        Owned::from_f64(whole.dtype(), &places.into_iter().map(|i| values[i]).collect::<Vec<_>>())
-    }
-}
-
-impl Tensor {
-    /// A tensor of which each rank holds the given ranges of dimension `dim`.
-    fn cut(shape: &[usize], dim: usize, ranges: &[Range<usize>]) -> Self {
-        let blocks = ranges.iter().map(|range| {
-            let mut block: Vec<_> = shape.iter().map(|&size| 0..size).collect();
-            block[dim] = range.clone();
-            Block { ranges: block, counts: true }
-        });
-        Self { shape: shape.to_vec(), dtype: DType::F64, row: None, blocks: blocks.collect() }
-    }
-
-    /// One that all ranks hold, and that counts on the last.
-    fn replicated(shape: &[usize], ranks: usize) -> Self {
-        let mut tensor = Self::cut(shape, 0, &vec![0..shape[0]; ranks]);
-        tensor.blocks.iter_mut().rev().skip(1).for_each(|block| block.counts = false);
-        tensor
-    }
-
-    fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    fn spec(&self, k: usize) -> TensorSpec {
-        let spec = TensorSpec::new(format!("t{k}"), &self.shape, self.dtype).in_group(k % 2);
-        TensorSpec { row: self.row, ..spec }
-    }
-
-    fn spec_of(&self, k: usize, rank: usize) -> TensorSpec {
-        let Block { ranges, counts } = &self.blocks[rank];
-        let start: Vec<usize> = ranges.iter().map(|range| range.start).collect();
-        let shape = self.blocks[rank].shape();
-        let cut_behind = |block: &Block| block.shape()[1..] != self.shape[1..];
-        let splits_rows = self.blocks.iter().any(cut_behind);
-        let whole = Whole { splits_rows, ..Whole::new(&self.shape, &start) };
-        TensorSpec { shape, counts_in_norm: *counts, ..self.spec(k) }.part_of(whole)
-    }
-}
 
 /// Cut along the first dimension as FSDP2 does it, by another dimension, in blocks by both, not at all.
 /// All chunks of all tensors tell of columns in each step, so that the order of sums alone differs.

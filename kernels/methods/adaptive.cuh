@@ -31,10 +31,9 @@ struct Adaptive {
     {
         const RfdAdaptive& adaptive = launch.step.adaptive;
         const RfdTensorHistory& before = tensors_of(history_after(launch.step, applied))[k];
-        const RfdTensor& tensor = launch.tensors[k];
         const double seen = 1.0 - before.squares_rest;
-        const double mean = seen > 0.0 ? before.squares / seen / static_cast<double>(tensor.len) : 0.0;
-        Variances variances(tensor, before.turn != 0.0);
+        const double mean = seen > 0.0 ? before.squares / seen / launch.elements_of(k) : 0.0;
+        Variances variances(launch, k, before.turn != 0.0);
         variances.decay = adaptive.variance_decay;
         variances.weight = 1.0 - before.squares_rest * adaptive.variance_decay;
         variances.floor = adaptive.variance_floor * mean;
@@ -81,7 +80,7 @@ struct Adaptive {
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
             const RfdTensorHistory tensor = observed(launch, decision, k);
             fits = fits && is_finite(tensor.squares);
-            if (tensors[k].flags & RFD_TENSOR_COUNTS && launch.chunks_of(k) > 0) {
+            if (launch.counts(k) && launch.takes_part(k)) {
                 const RfdGroup group = scratch.group(launch, tensors[k].group);
                 const double average = (1.0 - adaptive.averaging) / (1.0 - tensor.average_rest);
                 const double direction = __ldcg(tensor_sums(step, RFD_SUM_DIRECTION) + k);
@@ -95,6 +94,9 @@ struct Adaptive {
             decision.grad_norm = quotient(norm, scratch.grad_scale);
             conclude<KIND>(launch, scratch, totals, squared);
         }
+        if (launch.parts != nullptr) {
+            refuse_torn(launch, decision);
+        }
         __syncthreads();
         for (uint32_t k = threadIdx.x; scratch.moves && k < step.tensor_count; k += RFD_THREADS) {
             fits = fits && fits_velocities(decision, scratch.group(launch, tensors[k].group), scale(launch, decision, k));
@@ -106,7 +108,7 @@ struct Adaptive {
     // are. After decide.
     static __device__ __forceinline__ double scale(const Launch launch, const Decision& decision, uint32_t k)
     {
-        return launch.chunks_of(k) > 0 ? length_of_average(launch.step.adaptive, observed(launch, decision, k)) : 0.0;
+        return launch.takes_part(k) ? length_of_average(launch.step.adaptive, observed(launch, decision, k)) : 0.0;
     }
 
     // Writes averages and scales of up to RFD_THREADS columns. By all threads, after decide.
@@ -114,21 +116,41 @@ struct Adaptive {
                                              const Variances variances, uint64_t slice)
     {
         const uint64_t column = slice * RFD_THREADS + threadIdx.x;
-        if (column >= variances.columns) {
+        // Those of all ranks are there since they were added up.
+        if (launch.parts != nullptr || column >= variances.columns) {
             return;
         }
+        const double square = column_square(launch, k, variances, column, decision.applied, decision.unscale);
+        const double average = next_column(variances, column, square);
+        store_column(launch, variances, column, average, next_column_mean(launch, decision, k));
+    }
+
+    // The mean square in a column over the elements that tell of it.
+    static __device__ __forceinline__ double column_square(const Launch& launch, uint32_t k, const Variances& variances,
+                                                           uint64_t column, uint64_t applied, double unscale)
+    {
         const RfdTensor& tensor = launch.tensors[k];
         const uint64_t chunks = launch.chunks_of(k);
-        const Sample sample(chunks, decision.applied);
+        const Sample sample(chunks, applied);
         double sum = 0.0;
         for (uint64_t chunk = sample.first; chunk < chunks; chunk += sample.stride) {
             sum += __ldcg(variances.column_sums(sample.place(chunk)) + column);
         }
         const uint64_t height = sampled_elements(tensor, chunks, sample) / tensor.row;
         const double rows = static_cast<double>(height > 0 ? height : 1);
-        const double average = variances.next(__ldg(variances.columns_before() + column),
-                                              sum * decision.unscale * decision.unscale / rows);
-        const double mean = next_column_mean(launch, decision, k);
+        return sum * unscale * unscale / rows;
+    }
+
+    // The average of it after the step.
+    static __device__ __forceinline__ double next_column(const Variances& variances, uint64_t column, double square)
+    {
+        return variances.next(__ldg(variances.columns_before() + column), square);
+    }
+
+    // Writes average and scale of a column; `mean` is the average over all of them.
+    static __device__ __forceinline__ void store_column(const Launch& launch, const Variances& variances,
+                                                        uint64_t column, double average, double mean)
+    {
         const double floor = launch.step.adaptive.variance_floor * mean;
         variances.columns_after()[column] = average;
         variances.scales_after()[column] =
@@ -143,7 +165,7 @@ struct Adaptive {
         RfdHistory* next = history_after(launch.step, decision.applied + 1);
         for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
             RfdTensorHistory tensor = observed(launch, decision, k);
-            if (launch.chunks_of(k) > 0) {
+            if (launch.takes_part(k)) {
                 tensor.column_mean = next_column_mean(launch, decision, k);
             }
             tensors_of(next)[k] = tensor;
@@ -154,25 +176,68 @@ struct Adaptive {
     }
 
     // Takes the length scales that tensors lack from the sums of squares of their parameters; before a step,
-    // where `history` is that of the first tensor. By one block.
+    // where `history` is that of the first tensor. In halves of a step ranks have to add the sums up first.
+    // By one block.
     static __device__ __forceinline__ void measure(const Launch& launch)
     {
         const RfdStep& step = launch.step;
-        const RfdAdaptive& adaptive = step.adaptive;
         for (uint32_t k = threadIdx.x; k < step.tensor_count; k += RFD_THREADS) {
             const RfdTensor& tensor = launch.tensors[k];
             const double squares = launch.chunks_of(k) > 0 ? __ldcg(tensor_sums(step, RFD_SUM_SQUARES) + k) : 0.0;
-            double size = sqrt(squares / static_cast<double>(tensor.len > 0 ? tensor.len : 1));
-            // Sizes that are not finite would never do.
-            const double smallest =
-                tensor.flags & RFD_TENSOR_MATRIX ? adaptive.smallest_matrix : adaptive.smallest_vector;
-            size = size > smallest && is_finite(size) ? size : smallest;
-            double& length = reinterpret_cast<RfdTensorHistory*>(adaptive.history)[k].length;
-            // A tensor that is new in a state has none yet.
-            if (length == 0.0) {
-                length = sqrt(adaptive.length_share * size);
+            if (launch.parts != nullptr) {
+                launch.numbers_of(k).parameter = tensor.flags & RFD_TENSOR_COUNTS ? squares : 0.0;
+            } else {
+                RfdTensorHistory& history = reinterpret_cast<RfdTensorHistory*>(step.adaptive.history)[k];
+                take_length(step.adaptive, history, tensor, squares, static_cast<double>(tensor.len));
             }
         }
+    }
+
+    // The same of one tensor, of which there are so many elements.
+    static __device__ __forceinline__ void take_length(const RfdAdaptive& adaptive, RfdTensorHistory& history,
+                                                       const RfdTensor& tensor, double squares, double elements)
+    {
+        double size = sqrt(squares / (elements > 0.0 ? elements : 1.0));
+        // Sizes that are not finite would never do.
+        const double smallest = tensor.flags & RFD_TENSOR_MATRIX ? adaptive.smallest_matrix : adaptive.smallest_vector;
+        size = size > smallest && is_finite(size) ? size : smallest;
+        // A tensor that is new in a state has none yet.
+        if (history.length == 0.0) {
+            history.length = sqrt(adaptive.length_share * size);
+        }
+    }
+
+    // What is remembered of a tensor after so many applied steps.
+    static __device__ __forceinline__ RfdTensorHistory& history_of(const RfdStep& step, uint64_t applied, uint32_t k)
+    {
+        return tensors_of(history_after(step, applied))[k];
+    }
+
+    // The mean square of the elements that tell of columns, of a tensor that has them; 0 without columns.
+    static __device__ __forceinline__ double sampled_square(const Launch& launch, uint32_t k, uint64_t applied,
+                                                            double unscale)
+    {
+        const RfdStep& step = launch.step;
+        const RfdTensor& tensor = launch.tensors[k];
+        if (!(tensor.flags & RFD_TENSOR_COLUMNS)) {
+            return 0.0;
+        }
+        const uint64_t chunks = launch.chunks_of(k);
+        const Sample sample(chunks, applied);
+        double total = 0.0;
+        for (uint64_t chunk = sample.first; chunk < chunks; chunk += sample.stride) {
+            // The sum of a tensor's only chunk is the tensor's.
+            total += __ldcg(chunks == 1 ? tensor_sums(step, RFD_SUM_SQUARES) + k
+                                        : chunk_sums(step, RFD_SUM_SQUARES) + tensor.first_chunk + chunk);
+        }
+        return total * unscale * unscale / static_cast<double>(sampled_elements(tensor, chunks, sample));
+    }
+
+    // The average of it after the step, of a tensor that takes part.
+    static __device__ __forceinline__ double next_column_mean(const RfdStep& step, uint64_t applied, uint32_t k,
+                                                              double square)
+    {
+        return averaged(step.adaptive.variance_decay, history_of(step, applied, k).column_mean, square);
     }
 
 private:
@@ -200,7 +265,7 @@ private:
     {
         const RfdStep& step = launch.step;
         RfdTensorHistory tensor = tensors_of(history_after(step, decision.applied))[k];
-        if (launch.chunks_of(k) > 0) {
+        if (launch.takes_part(k)) {
             tensor.squares = averaged(step.adaptive.variance_decay, tensor.squares, unscaled_squares(step, decision, k));
             tensor.squares_rest *= step.adaptive.variance_decay;
             tensor.average_rest *= step.adaptive.averaging;
@@ -218,26 +283,36 @@ private:
         return sampled * size - (sample.has(chunks - 1) ? size - last : 0);
     }
 
-    // The average over them, of a tensor that takes part in the step.
     static __device__ __forceinline__ double next_column_mean(const Launch& launch, const Decision& decision,
                                                               uint32_t k)
     {
-        const RfdStep& step = launch.step;
-        const RfdTensor& tensor = launch.tensors[k];
-        double sampled = 0.0;
-        if (tensor.flags & RFD_TENSOR_COLUMNS) {
-            const uint64_t chunks = launch.chunks_of(k);
-            const Sample sample(chunks, decision.applied);
-            double total = 0.0;
-            for (uint64_t chunk = sample.first; chunk < chunks; chunk += sample.stride) {
-                // The sum of a tensor's only chunk is the tensor's.
-                total += __ldcg(chunks == 1 ? tensor_sums(step, RFD_SUM_SQUARES) + k
-                                            : chunk_sums(step, RFD_SUM_SQUARES) + tensor.first_chunk + chunk);
-            }
-            sampled = total * decision.unscale * decision.unscale /
-                      static_cast<double>(sampled_elements(tensor, chunks, sample));
+        const double square = launch.parts != nullptr ? launch.numbers_of(k).sampled
+                                                      : sampled_square(launch, k, decision.applied, decision.unscale);
+        return next_column_mean(launch.step, decision.applied, k, square);
+    }
+
+    // Whether what ranks have added up of a tensor is all of it, or nothing.
+    static __device__ __forceinline__ bool is_torn(const Launch& launch, uint32_t k)
+    {
+        const RfdTensorNumbers& numbers = launch.numbers_of(k);
+        return numbers.present > 0.0 && (numbers.missing > 0.0 || numbers.elements != launch.parts[k].elements);
+    }
+
+    // There is no step where that isn't so of some tensor; the first one is told.
+    static __device__ __forceinline__ void refuse_torn(const Launch& launch, Decision& decision)
+    {
+        bool torn = false;
+        for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
+            torn = torn || is_torn(launch, k);
         }
-        return averaged(step.adaptive.variance_decay, tensors_of(history_after(step, decision.applied))[k].column_mean, sampled);
+        if (__syncthreads_and(!torn) == 0 && threadIdx.x == 0) {
+            uint32_t first = 0;
+            while (!is_torn(launch, first)) {
+                ++first;
+            }
+            decision.outcome = RFD_OUTCOME_TORN_TENSOR;
+            decision.limit = first;
+        }
     }
 
     // What makes minus the velocity the averaged gradient, in length scales.

@@ -497,7 +497,7 @@ RfdStatus run_kernels(Case& c, const std::string& instance, Form form, unsigned 
             w.launch("rfd_rescale_norm", false, grid);
         }
         if (form == Form::split) {
-            w.step.given_norm = reinterpret_cast<uint64_t>(&norm);
+            w.step.rank_sums = reinterpret_cast<uint64_t>(&norm);
             w.launch("rfd_total", false, 1);
         }
         w.launch("rfd_update_" + instance, false, grid);

@@ -31,6 +31,7 @@ pub const RFD_OUTCOME_ZERO_GRADIENT: u32 = 5;
 pub const RFD_OUTCOME_INVALID_OPTION: u32 = 6;
 pub const RFD_OUTCOME_OUT_OF_RANGE: u32 = 7;
 pub const RFD_OUTCOME_LOSS_BELOW_BOUND: u32 = 8;
+pub const RFD_OUTCOME_TORN_TENSOR: u32 = 9;
 pub const RFD_LIMIT_NONE: u32 = 0;
 pub const RFD_LIMIT_RATE: u32 = 1;
 pub const RFD_LIMIT_LOSS: u32 = 2;
@@ -215,6 +216,65 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdTensorNumbers {
+    pub elements: f64,
+    pub squares: f64,
+    pub direction: f64,
+    pub sampled: f64,
+    pub parameter: f64,
+    pub present: f64,
+    pub missing: f64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdTensorNumbers"][::core::mem::size_of::<RfdTensorNumbers>() - 56usize];
+    ["Alignment of RfdTensorNumbers"][::core::mem::align_of::<RfdTensorNumbers>() - 8usize];
+    ["Offset of field: RfdTensorNumbers::elements"]
+        [::core::mem::offset_of!(RfdTensorNumbers, elements) - 0usize];
+    ["Offset of field: RfdTensorNumbers::squares"]
+        [::core::mem::offset_of!(RfdTensorNumbers, squares) - 8usize];
+    ["Offset of field: RfdTensorNumbers::direction"]
+        [::core::mem::offset_of!(RfdTensorNumbers, direction) - 16usize];
+    ["Offset of field: RfdTensorNumbers::sampled"]
+        [::core::mem::offset_of!(RfdTensorNumbers, sampled) - 24usize];
+    ["Offset of field: RfdTensorNumbers::parameter"]
+        [::core::mem::offset_of!(RfdTensorNumbers, parameter) - 32usize];
+    ["Offset of field: RfdTensorNumbers::present"]
+        [::core::mem::offset_of!(RfdTensorNumbers, present) - 40usize];
+    ["Offset of field: RfdTensorNumbers::missing"]
+        [::core::mem::offset_of!(RfdTensorNumbers, missing) - 48usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
+pub struct RfdPart {
+    pub first_number: u64,
+    pub places: u64,
+    pub elements: f64,
+    pub share: f64,
+    pub height_share: f64,
+    pub row: f64,
+    pub whole_columns: u32,
+    pub shared_rows: u32,
+    pub first_row: u32,
+    pub pieces: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of RfdPart"][::core::mem::size_of::<RfdPart>() - 64usize];
+    ["Alignment of RfdPart"][::core::mem::align_of::<RfdPart>() - 8usize];
+    ["Offset of field: RfdPart::first_number"][::core::mem::offset_of!(RfdPart, first_number) - 0usize];
+    ["Offset of field: RfdPart::places"][::core::mem::offset_of!(RfdPart, places) - 8usize];
+    ["Offset of field: RfdPart::elements"][::core::mem::offset_of!(RfdPart, elements) - 16usize];
+    ["Offset of field: RfdPart::share"][::core::mem::offset_of!(RfdPart, share) - 24usize];
+    ["Offset of field: RfdPart::height_share"][::core::mem::offset_of!(RfdPart, height_share) - 32usize];
+    ["Offset of field: RfdPart::row"][::core::mem::offset_of!(RfdPart, row) - 40usize];
+    ["Offset of field: RfdPart::whole_columns"][::core::mem::offset_of!(RfdPart, whole_columns) - 48usize];
+    ["Offset of field: RfdPart::shared_rows"][::core::mem::offset_of!(RfdPart, shared_rows) - 52usize];
+    ["Offset of field: RfdPart::first_row"][::core::mem::offset_of!(RfdPart, first_row) - 56usize];
+    ["Offset of field: RfdPart::pieces"][::core::mem::offset_of!(RfdPart, pieces) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone, PartialEq)]
 pub struct RfdHistory {
     pub loss: f64,
     pub loss_rest: f64,
@@ -363,7 +423,8 @@ pub struct RfdStep {
     pub loss: u64,
     pub grad_scale: u64,
     pub found_inf: u64,
-    pub given_norm: u64,
+    pub rank_sums: u64,
+    pub parts: u64,
     pub chunk_sums: u64,
     pub segment_sums: u64,
     pub tensor_sums: u64,
@@ -382,7 +443,7 @@ pub struct RfdStep {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 448usize];
+    ["Size of RfdStep"][::core::mem::size_of::<RfdStep>() - 456usize];
     ["Alignment of RfdStep"][::core::mem::align_of::<RfdStep>() - 8usize];
     ["Offset of field: RfdStep::model"][::core::mem::offset_of!(RfdStep, model) - 0usize];
     ["Offset of field: RfdStep::adaptive"][::core::mem::offset_of!(RfdStep, adaptive) - 88usize];
@@ -394,22 +455,23 @@ const _: () = {
     ["Offset of field: RfdStep::loss"][::core::mem::offset_of!(RfdStep, loss) - 320usize];
     ["Offset of field: RfdStep::grad_scale"][::core::mem::offset_of!(RfdStep, grad_scale) - 328usize];
     ["Offset of field: RfdStep::found_inf"][::core::mem::offset_of!(RfdStep, found_inf) - 336usize];
-    ["Offset of field: RfdStep::given_norm"][::core::mem::offset_of!(RfdStep, given_norm) - 344usize];
-    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 352usize];
-    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 360usize];
-    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 368usize];
-    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 376usize];
-    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 384usize];
-    ["Offset of field: RfdStep::largest_grad"][::core::mem::offset_of!(RfdStep, largest_grad) - 392usize];
-    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 400usize];
-    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 408usize];
-    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 416usize];
-    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 424usize];
-    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 428usize];
-    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 432usize];
-    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 436usize];
-    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 440usize];
-    ["Offset of field: RfdStep::method"][::core::mem::offset_of!(RfdStep, method) - 444usize];
+    ["Offset of field: RfdStep::rank_sums"][::core::mem::offset_of!(RfdStep, rank_sums) - 344usize];
+    ["Offset of field: RfdStep::parts"][::core::mem::offset_of!(RfdStep, parts) - 352usize];
+    ["Offset of field: RfdStep::chunk_sums"][::core::mem::offset_of!(RfdStep, chunk_sums) - 360usize];
+    ["Offset of field: RfdStep::segment_sums"][::core::mem::offset_of!(RfdStep, segment_sums) - 368usize];
+    ["Offset of field: RfdStep::tensor_sums"][::core::mem::offset_of!(RfdStep, tensor_sums) - 376usize];
+    ["Offset of field: RfdStep::segment_done"][::core::mem::offset_of!(RfdStep, segment_done) - 384usize];
+    ["Offset of field: RfdStep::tensor_done"][::core::mem::offset_of!(RfdStep, tensor_done) - 392usize];
+    ["Offset of field: RfdStep::largest_grad"][::core::mem::offset_of!(RfdStep, largest_grad) - 400usize];
+    ["Offset of field: RfdStep::chunks"][::core::mem::offset_of!(RfdStep, chunks) - 408usize];
+    ["Offset of field: RfdStep::seed"][::core::mem::offset_of!(RfdStep, seed) - 416usize];
+    ["Offset of field: RfdStep::loss_value"][::core::mem::offset_of!(RfdStep, loss_value) - 424usize];
+    ["Offset of field: RfdStep::segments"][::core::mem::offset_of!(RfdStep, segments) - 432usize];
+    ["Offset of field: RfdStep::tensor_count"][::core::mem::offset_of!(RfdStep, tensor_count) - 436usize];
+    ["Offset of field: RfdStep::group_count"][::core::mem::offset_of!(RfdStep, group_count) - 440usize];
+    ["Offset of field: RfdStep::loss_dtype"][::core::mem::offset_of!(RfdStep, loss_dtype) - 444usize];
+    ["Offset of field: RfdStep::stochastic"][::core::mem::offset_of!(RfdStep, stochastic) - 448usize];
+    ["Offset of field: RfdStep::method"][::core::mem::offset_of!(RfdStep, method) - 452usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone, PartialEq)]
@@ -438,9 +500,11 @@ RfdSettings { multiplier, inv_batch_size, max_step_size }
 RfdModel { mean, variance, noise_variance, grad_variance, noise_grad_variance, length_scale, slope, plateau, beta, quantile, family, mode }
 RfdStatus { sequence, applied, skipped, loss, grad_norm, sigma_norm, theta, step_size, learning_rate, trust, limit, outcome }
 RfdSquaredNorm { euclidean, sigma }
+RfdTensorNumbers { elements, squares, direction, sampled, parameter, present, missing }
+RfdPart { first_number, places, elements, share, height_share, row, whole_columns, shared_rows, first_row, pieces }
 RfdHistory { loss, loss_rest, below, cut, trust, last, high, steps, windows, sum, squares, promised, sum_before, squares_before, promised_before }
 RfdTensorHistory { squares, squares_rest, average_rest, length, column_mean, turn }
 RfdAdaptive { history, averaging, loss_bound, largest_rate, loss_share, variance_decay, variance_floor, loss_growth, noise_growth, cut_losses, settled, window, share, after_less, after_more, smallest_trust, largest_trust, alarm_losses, alarm_deviations, decay_share, length_share, smallest_matrix, smallest_vector, ramp }
-RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, given_norm, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
+RfdStep { model, adaptive, tensors, groups, settings, status, mirror, loss, grad_scale, found_inf, rank_sums, parts, chunk_sums, segment_sums, tensor_sums, segment_done, tensor_done, largest_grad, chunks, seed, loss_value, segments, tensor_count, group_count, loss_dtype, stochastic, method }
 } }; }
 pub(crate) use each_struct;

@@ -27,7 +27,7 @@ pub(crate) enum Instance {
 pub(crate) struct Kernel(usize);
 impl Kernel {
     /// Names of all kernels.
-    pub const NAMES: [&CStr; 34] = [
+    pub const NAMES: [&CStr; 36] = [
         c"rfd_step_f32",
         c"rfd_norm_f32",
         c"rfd_update_f32",
@@ -59,15 +59,17 @@ impl Kernel {
         c"rfd_rescale_norm",
         c"rfd_total",
         c"rfd_status",
+        c"rfd_local_sums",
+        c"rfd_take_sums",
         c"rfd_fill_masters",
         c"rfd_measure",
         c"rfd_store",
     ];
     /// The part of the device code that has it, by its place in [`PARTS`].
     pub const fn part(self) -> usize {
-        const PART: [usize; 34] = [
+        const PART: [usize; 36] = [
             0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10, 11, 11, 12, 13, 13, 14, 15, 15, 16, 17, 17, 17,
-            17, 18, 18, 19, 19, 19,
+            17, 18, 18, 19, 19, 20, 20, 20,
         ];
         PART[self.0]
     }
@@ -75,9 +77,11 @@ impl Kernel {
     pub const RESCALE_NORM: Kernel = Kernel(28);
     pub const TOTAL: Kernel = Kernel(29);
     pub const STATUS: Kernel = Kernel(30);
-    pub const FILL_MASTERS: Kernel = Kernel(31);
-    pub const MEASURE: Kernel = Kernel(32);
-    pub const STORE: Kernel = Kernel(33);
+    pub const LOCAL_SUMS: Kernel = Kernel(31);
+    pub const TAKE_SUMS: Kernel = Kernel(32);
+    pub const FILL_MASTERS: Kernel = Kernel(33);
+    pub const MEASURE: Kernel = Kernel(34);
+    pub const STORE: Kernel = Kernel(35);
     pub const fn step(instance: Instance) -> Self {
         ENTRIES[instance as usize].step
     }
@@ -97,7 +101,7 @@ impl Kernel {
     }
 }
 /// The parts that device code is compiled and loaded in.
-pub(crate) const PARTS: [&str; 20] = [
+pub(crate) const PARTS: [&str; 21] = [
     "f32",
     "f32_apart",
     "f32_momentum",
@@ -117,13 +121,14 @@ pub(crate) const PARTS: [&str; 20] = [
     "generic",
     "generic_apart",
     "apart",
+    "halves",
     "common",
 ];
 /// The place of the one that belongs to no instance.
-pub(crate) const COMMON: usize = 19;
+pub(crate) const COMMON: usize = 20;
 /// PTX for compute capability 7.0 and newer, part by part.
 #[cfg(feature = "cuda")]
-pub(crate) const PTX: [&str; 20] = [
+pub(crate) const PTX: [&str; 21] = [
     include_str!("../../kernels/prebuilt/f32.ptx"),
     include_str!("../../kernels/prebuilt/f32_apart.ptx"),
     include_str!("../../kernels/prebuilt/f32_momentum.ptx"),
@@ -143,7 +148,65 @@ pub(crate) const PTX: [&str; 20] = [
     include_str!("../../kernels/prebuilt/generic.ptx"),
     include_str!("../../kernels/prebuilt/generic_apart.ptx"),
     include_str!("../../kernels/prebuilt/apart.ptx"),
+    include_str!("../../kernels/prebuilt/halves.ptx"),
     include_str!("../../kernels/prebuilt/common.ptx"),
+];
+/// Of each part a line of text and deflated machine code.
+#[cfg(feature = "cuda")]
+pub(crate) type Packed = [&'static [u8]; 20];
+/// Machine code, after the compute capability that it is for.
+#[cfg(feature = "cuda")]
+pub(crate) const MACHINE_CODE: [((i32, i32), Packed); 2] = [
+    (
+        (8, 0),
+        [
+            include_bytes!("../../kernels/prebuilt/f32.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f16_master.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f16_master_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/generic.sm_80"),
+            include_bytes!("../../kernels/prebuilt/generic_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/common.sm_80"),
+        ],
+    ),
+    (
+        (9, 0),
+        [
+            include_bytes!("../../kernels/prebuilt/f32.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f16_master.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f16_master_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/generic.sm_90"),
+            include_bytes!("../../kernels/prebuilt/generic_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/common.sm_90"),
+        ],
+    ),
 ];
 /// What an instance is compiled for, and as.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Rows and columns of a tensor, and where they lie in the whole one when it is a part of it.
 
 use super::TensorSpec;
+use crate::backend::abi::RfdPart;
 use crate::error::{Error, Result};
 use crate::rows::Rows;
 
@@ -146,6 +147,33 @@ impl Part {
     /// The place of a column of the part in the whole tensor.
     pub fn column(&self, own: usize) -> usize {
         self.columns.as_ref().map_or(own, |columns| columns[own])
+    }
+
+    /// The places of its columns in the whole tensor, where they are others.
+    pub fn places(&self) -> Option<&[usize]> {
+        self.columns.as_deref()
+    }
+
+    /// As kernels are told of it, but for what else lies in a device's memory.
+    pub fn for_kernels(&self) -> RfdPart {
+        let part = RfdPart {
+            elements: self.elements as f64,
+            share: self.share,
+            height_share: self.height_share,
+            whole_columns: self.whole_columns as u32,
+            ..RfdPart::default()
+        };
+        match self.shared {
+            None => part,
+            Some(shared) => RfdPart {
+                row: shared.elements as f64,
+                shared_rows: shared.count as u32,
+                first_row: shared.first as u32,
+                // Of a vector, which is one row, so many as there are.
+                pieces: u32::try_from(shared.pieces).unwrap_or(u32::MAX),
+                ..part
+            },
+        }
     }
 
     /// Averages of the part's own rows out of those that are kept.

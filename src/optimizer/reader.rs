@@ -52,11 +52,11 @@ impl ReportReader {
     /// not wait for a step; only while a kernel is writing the report, until it has.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) when a kernel stopped half way.
+    /// As [`DeviceOptimizer::report`](super::DeviceOptimizer::report).
     pub fn read(&self) -> Result<Option<StepReport>> {
         match &self.source {
             Source::Host(last) => Ok(last.get()),
-            Source::Device(mirror) => mirror.read(),
+            Source::Device(mirror) => mirror.report(),
         }
     }
 
@@ -64,7 +64,7 @@ impl ReportReader {
     /// and the stream must be [`Stream::DEFAULT`].
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) with what the driver reports.
+    /// As [`DeviceOptimizer::wait_report`](super::DeviceOptimizer::wait_report).
     pub fn wait(&self, stream: Stream) -> Result<Option<StepReport>> {
         match &self.source {
             Source::Host(_) => check_host_stream(stream)?,

@@ -7,6 +7,7 @@
 use super::core::Core;
 use super::decision::TotalSquares;
 use super::part::Part;
+use crate::backend::abi::RfdTensorNumbers;
 use crate::error::{Error, Result};
 
 /// The sums of one rank's part of all gradients: add those of all ranks up, number by number, then give the
@@ -55,11 +56,11 @@ pub(super) struct TensorNumbers {
     pub rows: Vec<[f64; 2]>,
 }
 
-/// Numbers of a tensor beside those of columns and rows.
-const NUMBERS: usize = 7;
+/// Numbers of a tensor beside those of columns and rows; kernels have them in the same order.
+const NUMBERS: usize = size_of::<RfdTensorNumbers>() / size_of::<f64>();
 
 /// Numbers of a tensor.
-fn len(part: &Part) -> usize {
+pub(super) fn len(part: &Part) -> usize {
     NUMBERS + part.whole_columns + part.shared.map_or(0, |shared| 2 * shared.count)
 }
 

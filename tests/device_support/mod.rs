@@ -2,12 +2,14 @@
 
 #![allow(dead_code)] // each suite uses a part
 
+use std::collections::HashMap;
+
 use half::{bf16, f16};
-use rfdescent::DType;
 use rfdescent::device::{Device, DeviceBuffer, Stream};
 #[cfg(feature = "shim")]
 use rfdescent::device::{Shim, ShimOptions};
-use rfdescent::optimizer::{RawTensor, StepReport};
+use rfdescent::optimizer::{RawNumber, RawTensor, StepReport};
+use rfdescent::{DType, GradRef};
 
 use crate::common::Owned;
 
@@ -215,6 +217,100 @@ pub fn report_bits(report: &StepReport) -> (String, Vec<u64>, u64, u64) {
         report.applied_steps,
         report.skipped_steps,
     )
+}
+
+/// Runs `case` with many seeds on every executor.
+pub fn for_seeds(name: &str, cases: usize, case: impl Fn(&Executor, u64)) {
+    let number = |variable: &str| std::env::var(variable).ok().and_then(|value| value.parse::<u64>().ok());
+    let first =
+        name.bytes().fold(1_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0193)) << 20;
+    let (first, count) = match number("RFDESCENT_DEVICE_SEED") {
+        Some(seed) => (seed, 1),
+        None => (first, number("RFDESCENT_DEVICE_CASES").unwrap_or(cases as u64)),
+    };
+    for executor in executors() {
+        println!("{name} on {}: {count} cases, seeds from {first}", executor.device.name());
+        for seed in first..first + count {
+            let run = std::panic::AssertUnwindSafe(|| case(&executor, seed));
+            if let Err(panic) = std::panic::catch_unwind(run) {
+                eprintln!("{name} failed: RFDESCENT_DEVICE_SEED={seed} on {}", executor.device.name());
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// Velocities and master weights of a saved state, by name.
+pub fn buffers(state: &[u8]) -> HashMap<String, Owned> {
+    let state = safetensors::SafeTensors::deserialize(state).unwrap();
+    let dtype = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
+        safetensors::Dtype::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    state.tensors().into_iter().map(|(name, view)| (name, from_bytes(dtype(&view), view.data()))).collect()
+}
+
+/// What the adaptive method remembers, as it lies in a saved state.
+pub fn history(state: &[u8]) -> Vec<serde_json::Value> {
+    let (_, metadata) = safetensors::SafeTensors::read_metadata(state).unwrap();
+    let header = &metadata.metadata().as_ref().unwrap()["rfdescent_optimizer_state"];
+    let header: serde_json::Value = serde_json::from_str(header).unwrap();
+    let tensors = header["tensors"].as_array().unwrap().iter().map(|tensor| tensor["history"].clone());
+    [header["history"].clone()].into_iter().chain(tensors).collect()
+}
+
+/// Both states hold the same. What one of them lacks is at rest in the other: a device has velocities from
+/// the start and fills master weights in the first step with a gradient, applied or not; the CPU makes both
+/// when a step is applied.
+pub fn assert_same_state(device: &[u8], cpu: &[u8], params: &[Owned]) {
+    assert_eq!(history(device), history(cpu));
+    let (device, cpu) = (buffers(device), buffers(cpu));
+    for name in device.keys().chain(cpu.keys()) {
+        match (device.get(name), cpu.get(name)) {
+            (Some(device), Some(cpu)) => assert_same(device, cpu, name),
+            (Some(one), None) | (None, Some(one)) => match name.strip_prefix("master.t") {
+                Some(k) => {
+                    let param = params[k.parse::<usize>().unwrap()].to_f64();
+                    assert_same(one, &Owned::from_f64(DType::F32, &param), name);
+                }
+                None => assert!(one.bits().iter().all(|&bits| bits == 0), "{name} is not at rest"),
+            },
+            (None, None) => {}
+        }
+    }
+}
+
+/// The same bits, but for those of NaN.
+pub fn assert_same(device: &Owned, cpu: &Owned, what: &str) {
+    for (i, (a, b)) in device.bits().into_iter().zip(cpu.bits()).enumerate() {
+        if a != b {
+            let (a, b) = (device.to_f64()[i], cpu.to_f64()[i]);
+            assert!(a.is_nan() && b.is_nan(), "{what}: element {i} is {a:e}, on the CPU {b:e}");
+        }
+    }
+    assert_eq!(device.bits().len(), cpu.bits().len(), "{what}");
+}
+
+pub fn assert_same_params(device: &[Owned], cpu: &[Owned], what: &str) {
+    for (k, (device, cpu)) in device.iter().zip(cpu).enumerate() {
+        assert_same(device, cpu, &format!("{what}: tensor {k}"));
+    }
+}
+
+/// An f32 on the device.
+pub fn number(buffer: &DeviceBuffer) -> RawNumber {
+    RawNumber::Address { address: buffer.address(), dtype: DType::F32 }
+}
+
+pub fn assert_same_numbers(found: &[f64], expected: &[f64]) {
+    let bits = |numbers: &[f64]| -> Vec<u64> {
+        numbers.iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
+    };
+    assert_eq!(bits(found), bits(expected), "{found:?}, on the CPU {expected:?}");
+}
+
+pub fn grad_refs<'a>(grads: &'a [Owned], present: &[bool]) -> Vec<GradRef<'a>> {
+    grads.iter().zip(present).map(|(g, &present)| if present { g.grad() } else { GradRef::Missing }).collect()
 }
 
 /// Straight to stderr: the test runner shows what passing tests print only when asked.

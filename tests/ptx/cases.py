@@ -20,7 +20,7 @@ LENGTHS = [0, 1, 2, 3, 7, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4095, 409
 GRIDS = [1, 2, 3, 5, 7, 8] + ([13, 20] if int(os.environ.get("PTXEMU_BLOCKS", 8)) > 8 else [])
 COVARIANCES = ["se", "rq:1", "rq:0.7", "rq:3", "matern:1.5", "matern:2.5"]
 MASTERS, STOCHASTIC = 1, 2
-NORM_LOCK, NOT_IN_NORM = 1, 1
+NORM_LOCK, NOT_IN_NORM, SPLITS_ROWS = 1, 1, 2
 OUTCOMES = ["none", "applied", "found_inf", "non_finite_loss", "non_finite_gradient", "zero_gradient", "invalid_option",
             "out_of_range", "loss_below_bound"]  # fmt: skip
 
@@ -119,6 +119,24 @@ def make_case(random, name, lengths, adaptive_steps):
             case["covariance"] = pick(random, COVARIANCES + ["rq:0.2", "rq:0.05"])
             options["flags"] &= ~STOCHASTIC
     return case
+
+
+def make_parts(random, case):
+    """Makes tensors parts: second halves, along one dimension, of whole ones. Ranks hold the others."""
+    for group in case["groups"]:
+        group["flags"] = 0
+    for spec in case["specs"]:
+        spec["row"] = spec["row"] if spec["row"] and spec["len"] % spec["row"] == 0 else 0
+        behind = len(spec["shape"]) > 1 and spec["shape"][1] <= 4096 and chance(random, 0.5)
+        spec["flags"] = SPLITS_ROWS if behind else 0
+        spec["whole"] = [2 * size if dim == behind else size for dim, size in enumerate(spec["shape"])]
+        spec["start"] = [size if dim == behind else 0 for dim, size in enumerate(spec["shape"])]
+
+
+def compare_sums(device, cpu, count):
+    for k in range(count):
+        if not (cpu[k] == device[k] or (cpu[k] != cpu[k] and device[k] != device[k])):
+            raise Different(f"sums of ranks: number {k} of {count} is {device[k]!r} by PTX, {cpu[k]!r} on the CPU")
 
 
 def special(random, values, dtype, finite, dense=False):
@@ -257,6 +275,9 @@ def run_case(library, seed, kind, outcomes, verbose=False):
         lengths = [pick(random, LENGTHS) for _ in range(int(random.integers(1, 9)))]
     steps = int(random.integers(3, 9)) if size in ("many", "long") else int(random.integers(20, 70))
     case = make_case(random, name, lengths, steps)
+    parts = size == "parts"
+    if parts:
+        make_parts(random, case)
     conservative = name.startswith("conservative")
     adaptive = case["adaptive"] is not None
     n = len(lengths)
@@ -315,13 +336,16 @@ def run_case(library, seed, kind, outcomes, verbose=False):
             device_input = on_device.input(**fields)
             cpu_report, report = Report(), Report()
             before = [p.copy() for p in params]
-            if not locked and not adaptive and chance(random, 0.2):
+            if parts or (not locked and not adaptive and chance(random, 0.2)):
                 sums, device_sums = ct.POINTER(ct.c_double)(), ct.POINTER(ct.c_double)()
                 on_cpu.call("local_sums", cpu_params, cpu_grads, size_t(n), ct.byref(cpu_input), None, ct.byref(sums))
                 on_device.call("local_sums", device_params, device_grads, size_t(n), ct.byref(device_input), None, ct.byref(device_sums))
-                for k in range(2):
-                    if not (sums[k] == device_sums[k] or (sums[k] != sums[k] and device_sums[k] != device_sums[k])):
-                        raise Different(f"squared norms: PTX {device_sums[k]!r}, CPU {sums[k]!r}")
+                count = size_t()
+                on_cpu.call("sums_len", ct.byref(count))
+                compare_sums(device_sums, sums, count.value)
+                for k in range(count.value if parts else 0):
+                    # The other half of each tensor is like this one.
+                    sums[k] = device_sums[k] = 2 * sums[k]
                 on_cpu.call("step_with_sums", cpu_params, cpu_grads, size_t(n), sums, ct.byref(cpu_input), None, ct.byref(cpu_report))
                 on_device.call("step_with_sums", device_params, device_grads, size_t(n), device_sums, ct.byref(device_input), None, None)
             else:
@@ -409,6 +433,7 @@ def kinds():
     for name in ("f32", "bf16", "bf16_stochastic", "f16_stochastic", "bf16_master_momentum", "f16_master", "mixed_stochastic", "mixed_masters",
                  "f64_momentum"):  # fmt: skip
         result.append(name + "/edges")
+    result += [name + "/parts" for name, (*_, adaptive) in SHAPES.items() if adaptive]
     return result + ["mixed/tiny", "f32/tiny", "mixed_adaptive/tiny"]
 
 

@@ -38,7 +38,8 @@ class Options(Sized):
 
 class Spec(Sized):
     _fields_ = [("size", size_t), ("name", ct.c_char_p), ("shape", ct.POINTER(u64)), ("offset", u64), ("rank", u32),
-                ("dtype", u32), ("group", u32), ("flags", u32), ("row", u64)]  # fmt: skip
+                ("dtype", u32), ("group", u32), ("flags", u32), ("row", u64), ("whole", ct.POINTER(u64)),
+                ("start", ct.POINTER(u64))]  # fmt: skip
 
 
 class Fitted(Sized):
@@ -167,10 +168,10 @@ class Optimizer:
         options.device_kind = 1 if device else 0
         keep, specs = [], (Spec * self.count)()
         for k, s in enumerate(case["specs"]):
-            shape = (u64 * len(s["shape"]))(*s["shape"])
-            keep.append(shape)
-            specs[k] = Spec(name=f"t{k}".encode(), shape=shape, rank=len(s["shape"]), dtype=s["dtype"], group=s["group"],
-                            flags=s["flags"], offset=s["offset"], row=s["row"])  # fmt: skip
+            sizes = {name: (u64 * len(s["shape"]))(*s[name]) for name in ("shape", "whole", "start") if name in s}
+            keep.append(sizes)
+            specs[k] = Spec(name=f"t{k}".encode(), rank=len(s["shape"]), dtype=s["dtype"], group=s["group"],
+                            flags=s["flags"], offset=s["offset"], row=s["row"], **sizes)  # fmt: skip
         self.handle = ptr()
         if case["adaptive"] is not None:
             adaptive = Adaptive()

@@ -1,13 +1,16 @@
-"""The time of a step beside fused SGD with gradient clipping, and beside pyrfd where it is installed.
+"""The time of a step beside fused SGD and AdamW with clipping, fused Adam, and pyrfd where it is installed.
 
     python adapters/python/benchmarks/step.py [--device cpu] [--seconds 1]
 
-Every optimizer steps the same gradients; the parameters after the timed steps are compared with a float64
-reference.
+Every optimizer steps the same gradients, in turn, so that what else the machine does meets all alike. The
+parameters of this package's after the timed steps are compared with float64: RFD's with its formula,
+AdaptiveRFD's with as many of its steps on float64 parameters.
 """
 
 import argparse
+import functools
 import math
+import statistics
 import time
 from collections.abc import Callable
 
@@ -45,15 +48,22 @@ def networks() -> dict[str, list[tuple[int, ...]]]:
     return {"MLP, 6 tensors": mlp, "ResNet-50, 161 tensors": resnet, "400 tensors of 256": small}
 
 
-def clipped_sgd(params: list[torch.Tensor]) -> Callable[[], object]:
-    """Fused SGD that clips, so that it moves as far in a step as RFD."""
-    optimizer = torch.optim.SGD(params, lr=1e-3, fused=True)
+def clipped(
+    params: list[torch.Tensor], kind: type[torch.optim.Optimizer] = torch.optim.SGD
+) -> Callable[[], object]:
+    """A fused optimizer behind clipping, which reads the norm of the gradient as RFD does."""
+    optimizer = kind(params, lr=1e-3, fused=True)
 
     def step() -> None:
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
 
     return step
+
+
+def adam(params: list[torch.Tensor]) -> Callable[[], object]:
+    """Fused Adam."""
+    return torch.optim.Adam(params, lr=1e-3, fused=True).step
 
 
 def rfd(params: list[torch.Tensor], **options: object) -> Callable[[], object]:
@@ -79,20 +89,23 @@ def published(params: list[torch.Tensor]) -> Callable[[], object]:
     return lambda: optimizer.step(lambda: loss)
 
 
-def measure(step: Callable[[], object], seconds: float, device: torch.device) -> tuple[float, int]:
-    """The median time of a step, and the number of steps done."""
+def measure(
+    contestants: list[Callable[[], object]], seconds: float, device: torch.device
+) -> tuple[list[float], int]:
+    """The median times of a step, taken in turn, and the number of steps that each has done."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(3):
+    for step in contestants * 3:
         step()
-    times = []
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(times) < 5:
-        wait()
-        start = time.perf_counter()
-        step()
-        wait()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2], len(times) + 3
+    times: list[list[float]] = [[] for _ in contestants]
+    stop = time.perf_counter() + seconds * len(contestants)
+    while time.perf_counter() < stop or len(times[0]) < 5:
+        for step, own in zip(contestants, times):
+            wait()
+            start = time.perf_counter()
+            step()
+            wait()
+            own.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in times], len(times[0]) + 3
 
 
 def check(
@@ -104,10 +117,34 @@ def check(
     scale_sq = MOMENTS["variance"][0] * dims / MOMENTS["gradient_var"][0]
     half = (MOMENTS["mean"] - LOSS) / 2
     rate = scale_sq / (half + math.sqrt(half * half + scale_sq * square))
-    for p, s, g in zip(params, start, grads):
-        expected = s.double() - steps * rate * g.double()
-        error = float((p.double() - expected).abs().max() / expected.abs().max())
+    expected = [s.double() - steps * rate * g.double() for s, g in zip(start, grads)]
+    compare(params, expected, steps)
+
+
+def check_adaptive(
+    params: list[torch.Tensor], start: list[torch.Tensor], grads: list[torch.Tensor], steps: int
+) -> None:
+    """Compares with as many steps on float64 parameters."""
+    expected = parameters([s.double() for s in start], [g.double() for g in grads])
+    step = adaptive(expected)
+    for _ in range(steps):
+        step()
+    compare(params, [p.detach() for p in expected], steps)
+
+
+def compare(params: list[torch.Tensor], expected: list[torch.Tensor], steps: int) -> None:
+    """Allows for the rounding of so many steps."""
+    for p, e in zip(params, expected):
+        error = float((p.double() - e).abs().max() / e.abs().max())
         assert error < steps * ROUNDING, f"wrong by {error} after {steps} steps"
+
+
+def parameters(start: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    """New ones, with the gradients."""
+    params = [torch.nn.Parameter(s.clone()) for s in start]
+    for p, g in zip(params, grads):
+        p.grad = g.clone()
+    return params
 
 
 def main() -> None:
@@ -118,27 +155,28 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--seconds", default=1.0, type=float, help="for each entry of the table")
     arguments = parser.parse_args()
-    contestants = {"SGD, fused, clipped": clipped_sgd, "RFD": rfd}
-    contestants["RFD, momentum"] = lambda params: rfd(params, momentum=0.9)
-    contestants["AdaptiveRFD"] = adaptive
+    contestants = {
+        "SGD, clipped": clipped,
+        "RFD": rfd,
+        "RFD, momentum": functools.partial(rfd, momentum=0.9),
+        "AdamW, clipped": functools.partial(clipped, kind=torch.optim.AdamW),
+        "Adam": adam,
+        "AdaptiveRFD": adaptive,
+    }
     if pyrfd is not None:
         contestants["pyrfd"] = published
     print(f"median time of a step in µs on {arguments.device}, {torch.get_num_threads()} threads of PyTorch")
-    print(f"{'':24}" + "".join(f"{name:>22}" for name in contestants))
+    print(f"{'':24}" + "".join(f"{name:>16}" for name in contestants))
     for name, shapes in networks().items():
         generator = torch.Generator().manual_seed(0)
         start = [torch.randn(shape, generator=generator).to(arguments.device) for shape in shapes]
         grads = [torch.randn(shape, generator=generator).to(arguments.device) * 1e-3 for shape in shapes]
-        row = f"{name:24}"
-        for contestant, make in contestants.items():
-            params = [torch.nn.Parameter(s.clone()) for s in start]
-            for p, g in zip(params, grads):
-                p.grad = g.clone()
-            median, steps = measure(make(params), arguments.seconds, arguments.device)
-            if contestant == "RFD":
-                check([p.detach() for p in params], start, grads, steps)
-            row += f"{median * 1e6:22.0f}"
-        print(row)
+        networks_of = {contestant: parameters(start, grads) for contestant in contestants}
+        steps = [make(networks_of[contestant]) for contestant, make in contestants.items()]
+        medians, count = measure(steps, arguments.seconds, arguments.device)
+        for contestant, compared in (("RFD", check), ("AdaptiveRFD", check_adaptive)):
+            compared([p.detach() for p in networks_of[contestant]], start, grads, count)
+        print(f"{name:24}" + "".join(f"{median * 1e6:16.0f}" for median in medians))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def _pytorch() -> str:
 def _steps(device: torch.device) -> str:
     """A step of each method against what it must be."""
     model = SquaredExponential(mean=2.0, variance=(0.02, 0.9), gradient_var=(5.0, 100.0), dims=4)
+    kernels = []
     fitted, adaptive = (torch.nn.Parameter(torch.zeros(4, device=device)) for _ in range(2))
     optimizers = [RFD([fitted], covariance_model=model, process_group=None)]
     optimizers.append(AdaptiveRFD([adaptive], process_group=None))  # type: ignore[arg-type]
@@ -39,12 +40,13 @@ def _steps(device: torch.device) -> str:
         outcome = optimizer.wait_report().outcome
         if outcome != "applied":
             raise RuntimeError(f"a step of {type(optimizer).__name__} was skipped: {outcome}")
+        kernels.append(optimizer.kernels)
     length = float(torch.linalg.vector_norm(fitted.detach().double()))
     if not math.isclose(length, model.step_size(1.5, 1.0), rel_tol=1e-6):
         raise RuntimeError(f"a step is {length} long, not {model.step_size(1.5, 1.0)}")
     if not bool((adaptive < 0).all()):
         raise RuntimeError("a step does not lead down the gradient")
-    return "steps are right"
+    return "steps are right" + ("" if device.type == "cpu" else f", kernels {' and '.join(kernels)}")
 
 
 def _cuda() -> str:

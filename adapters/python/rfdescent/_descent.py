@@ -21,7 +21,7 @@ from ._memory import Memory, check_not_capturing, is_half, is_later
 from ._observe import check_loss
 from ._observing import Observing
 from ._tensors import DEVICES, check_parameter
-from ._variances import check_part
+from ._variances import check_contiguous, check_part
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -174,7 +174,7 @@ class Descent(Observing, Memory, Joinable):
         if loss is None and closure is not None and all(p.grad is None for p in self._parameters()):
             return None
         missing = self._no_loss(closure is not None, scaled) if loss is None else ""
-        with torch.no_grad():
+        with torch.no_grad(), self._turn:
             self._step(loss, missing)
         self._observed.drop()
         return loss if evaluated is None else evaluated
@@ -251,6 +251,7 @@ class Descent(Observing, Memory, Joinable):
             for place, param in zip(places, parameters):
                 if place.part is not None and self.param_groups[place.group]["norm_lock"]:
                     self._refuse_norm_lock(place.group)
+                check_contiguous(place.name, param)
                 if (whole := self._fresh(param)[1]) is not None:
                     check_part(place.name, param, whole.variances[0])
             return sums_len(*self._options(), places, params)
@@ -307,11 +308,20 @@ class Descent(Observing, Memory, Joinable):
         self._advise_of_processes()
         return report
 
+    @property
+    def kernels(self) -> str:
+        """Which kernels the last step on a CUDA device took, and of the generic ones, which are slower, why.
+
+        "CPU" on the CPU, "none" before the first step.
+        """
+        return "none" if self._engine is None else self._engine.kernels()
+
     def _last_report(self, wait: bool) -> StepReport:
-        if self._engine is None:
-            applied, skipped = self._counts()
-            return StepReport("none", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, applied, skipped)
-        return self._engine.report(wait)
+        with self._turn:
+            if self._engine is None:
+                applied, skipped = self._counts()
+                return StepReport("none", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, applied, skipped)
+            return self._engine.report(wait)
 
     def push_settings(self) -> None:
         """Passes `lr` and the other settings of the groups on to the device, for replays of a captured step.
@@ -399,6 +409,10 @@ class Descent(Observing, Memory, Joinable):
             parameters,
             [len(group["params"]) for group in self.param_groups],
         )
+        if self._reduction is not None:
+            # Kernels of communication spin until the other processes come, and a step that waits for all
+            # multiprocessors could keep one from them.
+            engine.leave_room()
         engine.versions = self._versions(parameters, params)
         state = self._pending(parameters, params)
         if state is not None:

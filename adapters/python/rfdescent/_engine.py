@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import _state
-from ._library import check, ffi, init, lib, struct
+from ._library import buffer, check, ffi, init, lib, struct
 from ._method import Method
 from ._part import Part
 from ._tensors import DEVICES, FORMATS, Table, address
@@ -26,6 +26,7 @@ __all__ = [
     "Settings",
     "StepReport",
     "TensorPlace",
+    "check_numbers",
     "fresh_history",
     "sums_len",
     "validate",
@@ -226,6 +227,13 @@ def _state_of(handle: Any, stream: Any, names: Sequence[str]) -> _state.State:
         lib.rfd_buffer_destroy(output[0])
 
 
+def _of_one(method: Method, param: Tensor, part: Part | None) -> Any:
+    """A handle for one tensor alone."""
+    settings = Settings(method, float("inf"), False, None, 1.0)
+    group = GroupSettings(1.0, 0.0, 1.0, False)
+    return _create(settings, [group], [TensorPlace("any", 0, part=part)], [param], torch.device("cpu"))
+
+
 def fresh_history(method: Method | None, param: Tensor, part: Part | None = None) -> _state.History | None:
     """What a method remembers before the first step, of one such tensor alone; None with no method."""
     return None if method is None else _fresh_history(method, tuple(param.shape), param.stride(), part)
@@ -235,13 +243,25 @@ def fresh_history(method: Method | None, param: Tensor, part: Part | None = None
 def _fresh_history(
     method: Method, shape: tuple[int, ...], stride: tuple[int, ...], part: Part | None
 ) -> _state.History | None:
-    settings = Settings(method, float("inf"), False, None, 1.0)
-    group = GroupSettings(1.0, 0.0, 1.0, False)
-    place = TensorPlace("any", 0, part=part)
     # Nobody looks at its elements.
-    param = torch.empty_strided(shape, stride, device="meta")
-    handle = _create(settings, [group], [place], [param], torch.device("cpu"))
-    return _state_of(handle, ffi.NULL, [place.name]).history
+    handle = _of_one(method, torch.empty_strided(shape, stride, device="meta"), part)
+    return _state_of(handle, ffi.NULL, ["any"]).history
+
+
+def check_numbers(name: str, method: Method, shared: dict[str, float], numbers: dict[str, float]) -> None:
+    """Raises ValueError for a history of tensor `name` that the library does not take; `method` keeps no
+    velocities.
+    """
+    param = torch.empty((), device="meta")
+    fresh = fresh_history(method, param)
+    assert fresh is not None
+    state = _state.State(1, 0, [None], [None], fresh._replace(shared=shared, tensors=[numbers]))
+    data = _state.pack(state, method.NAME, ["any"], [param])
+    try:
+        handle = _of_one(method, param, None)
+        check(lib.rfd_optimizer_set_state(handle, ffi.from_buffer(data), len(data), ffi.NULL))
+    except ValueError as error:
+        raise ValueError(f"tensor `{name}`: its saved history can't be right: {error}") from None
 
 
 class Engine:
@@ -293,6 +313,14 @@ class Engine:
         if self.device.type == "cpu":
             return ffi.NULL
         return ffi.cast("void *", torch.cuda.current_stream(self.device).cuda_stream)
+
+    def leave_room(self) -> None:
+        """Takes steps on a device whose blocks wait for no other block."""
+        check(lib.rfd_optimizer_set_one_launch(self._handle, 0))
+
+    def kernels(self) -> str:
+        """Which kernels the last step on a device took, and why where they are the generic ones."""
+        return buffer(lib.rfd_optimizer_kernels, self._handle).decode()
 
     def configure(self, settings: Settings, groups: Sequence[GroupSettings]) -> None:
         """Passes on what has changed, from the next step on."""

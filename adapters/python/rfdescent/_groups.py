@@ -73,6 +73,8 @@ class Groups(torch.optim.Optimizer):
             if not 0 <= rate < float("inf"):
                 raise ValueError(f"lr = {rate} must be finite and not negative")
         largest = max(rates)
+        for index, group in enumerate(groups):
+            check_type(f"param_groups[{index}]: norm_lock", group["norm_lock"], bool, "True or False")
         locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
         # A method that decides from the sums of each tensor adds up none where every process has all of them.
         adds_up = not self._METHOD.NEEDS_ALL_TENSORS
@@ -90,7 +92,7 @@ class Groups(torch.optim.Optimizer):
                 multiplier=rate / largest if largest > 0 else 1.0,
                 weight_decay=number(group, "weight_decay"),
                 length_scale_factor=number(group, "length_scale_factor"),
-                norm_lock=bool(group["norm_lock"]),
+                norm_lock=group["norm_lock"],
             )
             for group, rate in zip(groups, rates)
         ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import sharded
-from ._engine import Engine, fresh_history, validate
+from ._engine import Engine, check_numbers, fresh_history, validate
 from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
 from ._groups import Groups
 from ._names import in_order_of
@@ -32,6 +33,11 @@ class Memory(Groups):
     _OWN: tuple[str, ...] = ("_max_step_size", "_master_weights", "_stochastic_rounding", "_process_group")
     # Settings of groups by which a saved state is known to be of this method.
     _SIGNS: tuple[str, ...] = ()
+
+    @property
+    def _turn(self) -> threading.RLock:
+        """Held by the thread that steps, reads the report or the state: others wait. Not copied or saved."""
+        return self.__dict__.setdefault("_lock", threading.RLock())
 
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
@@ -184,10 +190,11 @@ class Memory(Groups):
         ``tensor_history(average_rest,...)``; and ``columns(row,columns)`` and ``rows(row,columns)``, averages
         of squares for each column and each row, whose keys have the elements of a row and how many columns
         there are. Of a sharded parameter all are sharded as it is, as far as they are not the same in all
-        processes. Copies are made. On a CUDA device it waits for the steps.
+        processes. Copies are made, between steps of other threads. On a CUDA device it waits for the steps.
         """
-        self._show_state()
-        return super().state_dict()
+        with self._turn:
+            self._show_state()
+            return super().state_dict()
 
     def _show_state(self) -> None:
         """Copies the engine's state to self.state, where PyTorch looks too, until the next step."""
@@ -216,6 +223,14 @@ class Memory(Groups):
             groups keep their settings where the state has their parameters in several groups or not at all.
             A warning lists what is missing and what is left over.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(
+                f"the state is a {type(state_dict).__name__}; give the dict that state_dict() gave"
+            )
+        with self._turn:
+            self._load(state_dict, strict)
+
+    def _load(self, state_dict: dict[str, Any], strict: bool) -> None:
         loaded: dict[str, Any] = {}
 
         def keep(_: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -251,6 +266,7 @@ class Memory(Groups):
                 group.setdefault(key, value)
         validate(*self._options())
         positions = [key for group in loaded["param_groups"] for key in group["params"]]
+        method = self._METHOD.example()
         state: dict[Tensor, dict[str, Any]] = {}
         for name, key, param in zip(self._names(), positions, self._parameters()):
             _, whole = self._fresh(param)
@@ -258,6 +274,9 @@ class Memory(Groups):
             for kind in ("velocity", "master"):
                 if kind in entry:
                     entry[kind] = sharded.spread(entry[kind], param)
+            shared, own = (kept_numbers(entry, kind) for kind in (SHARED, OF_TENSOR))
+            if method is not None and shared is not None and own is not None:
+                check_numbers(name, method, shared, own)
             state[param] = entry
         self.state = type(self.state)(dict, state)
         self._engine = None

@@ -18,7 +18,8 @@ def in_order_of(groups: Sequence[Group], state: dict[str, Any], strict: bool = T
     By position, as it is, where one of the two has no names. The names that the optimizer was given stay.
     ValueError names the tensors that only one of the two has; without `strict` a warning does.
     """
-    saved = state.get("param_groups", [])
+    _check_form(state)
+    saved = state["param_groups"]
     if not strict:
         if _names(groups) is None or _names(saved) is None:
             raise ValueError(
@@ -40,6 +41,19 @@ def in_order_of(groups: Sequence[Group], state: dict[str, Any], strict: bool = T
         for own, group in zip(groups, saved)
     ]
     return {**state, "param_groups": given}
+
+
+def _check_form(state: Any) -> None:
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    if not (
+        isinstance(groups, Sequence)
+        and isinstance(state.get("state"), Mapping)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), Sequence) for group in groups)
+    ):
+        raise ValueError(
+            "the state is no optimizer's: it must be a dict with `state` and `param_groups`, as state_dict() "
+            "gives it"
+        )
 
 
 def _names(groups: Sequence[Group]) -> list[str] | None:

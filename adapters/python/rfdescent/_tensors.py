@@ -43,6 +43,8 @@ def _same_order(a: Tensor, b: Tensor) -> bool:
 
 def check_parameter(name: str, param: Tensor) -> None:
     """Raises ValueError for a parameter that steps can't update in place."""
+    if param.is_nested:
+        raise ValueError(f"tensor `{name}` is nested; make a parameter of each of param.unbind()")
     if param.layout is not torch.strided:
         raise ValueError(
             f"tensor `{name}` is {param.layout}; parameters must be dense: convert it with to_dense()"

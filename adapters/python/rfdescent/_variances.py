@@ -21,6 +21,7 @@ from ._part import as_part, local, own_part, part_of
 __all__ = [
     "Variances",
     "as_entry",
+    "check_contiguous",
     "check_part",
     "entry_shapes",
     "is_variances",
@@ -53,15 +54,19 @@ def row_of(param: Tensor) -> int:
     return 0 if outer == 0 else param.numel() // param.shape[outer]
 
 
-def check_part(name: str, param: Tensor, whole: Variances) -> None:
-    """Raises ValueError for a sharded parameter whose rows can't be told apart."""
-    if part_of(param) is None:
-        return
-    if row_of(local(param)) != 0:
+def check_contiguous(name: str, param: Tensor) -> None:
+    """Raises ValueError for a sharded parameter whose rows do not lie one after the other."""
+    if part_of(param) is not None and row_of(local(param)) != 0:
         raise ValueError(
             f"tensor `{name}` is sharded, and its parts are not contiguous; make the parameter from "
             "tensor.contiguous()"
         )
+
+
+def check_part(name: str, param: Tensor, whole: Variances) -> None:
+    """Raises ValueError for a sharded parameter whose rows, those of `whole`, can't be told apart."""
+    if part_of(param) is None:
+        return
     row = prod(param.shape[1:])
     if param.dim() > 1 and row % whole.row != 0:
         raise ValueError(
@@ -156,6 +161,9 @@ def as_entry(param: Tensor, own: Variances, whole: Variances) -> dict[str, Tenso
             entry[key] = as_part(lying.clone(memory_format=torch.contiguous_format), param, logical, shape)
         elif row := _shared_row(param):
             entry[key] = _expanded(rows, whole, row).reshape(shape)
+        elif shape == (0,):
+            # A cut vector without elements, of which the library still counts one row.
+            entry[key] = rows.new_zeros(shape)
         else:
             rows = rows.reshape(-1, *shape[1:]).clone()
             entry[key] = as_part(rows, param, [_outer(held)] if len(shape) > 1 else [], shape)

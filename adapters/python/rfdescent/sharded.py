@@ -107,13 +107,8 @@ def _check_alone(group: Any, places: Sequence[TensorPlace], params: Sequence[Ten
             )
 
 
-def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor], method: str | None) -> None:
+def _check_shards(places: Sequence[TensorPlace], params: Sequence[Tensor]) -> None:
     for place, param in zip(places, params):
-        if method is not None and place.part is not None and param.device.type != "cpu":
-            raise ValueError(
-                f"tensor `{place.name}` is sharded, but on {param.device} {method} needs whole tensors: give "
-                "every process all of them (DistributedDataParallel), or use RFD"
-            )
         if getattr(param, "_fsdp_flattened", False):
             raise ValueError(
                 f"tensor `{place.name}` belongs to FullyShardedDataParallel, which does not say what it is a "
@@ -231,7 +226,7 @@ class Reduction:
                 _check_alone(group, given, params)
                 return None
             places = [place._replace(part=part_of(param)) for place, param in zip(given, params)]
-            _check_shards(places, params, method)
+            _check_shards(places, params)
             count = length(places)
             held = [(place.name, tuple(param.shape), _shard(param)) for place, param in zip(places, params)]
             counts = [local(param).numel() if param.requires_grad else 0 for param in params]

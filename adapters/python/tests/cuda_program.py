@@ -13,8 +13,9 @@ import types
 import torch
 import torch.distributed as dist
 
-from rfdescent import RFD, SquaredExponential
-from rfdescent._engine import TensorPlace
+from rfdescent import RFD, AdaptiveRFD, SquaredExponential
+from rfdescent._engine import TensorPlace, sums_len
+from rfdescent._part import Part
 from rfdescent.sharded import Reduction
 
 driver = ctypes.CDLL("libcuda.so.1")
@@ -68,7 +69,11 @@ def captured():
     cu("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
 
 
-def make(options):
+def published(params, **options):
+    return RFD(params, covariance_model=COV, **options)
+
+
+def make(options, method=published):
     """The same parameters on the CPU and on the device, and their optimizers."""
     torch.manual_seed(4)
     shapes = [
@@ -79,10 +84,7 @@ def make(options):
     ]
     here = [torch.randn(shape, dtype=torch.float64).to(dtype) for shape, dtype in shapes]
     there = [on_device(p) for p in here]
-    return [
-        (params, RFD([p.requires_grad_() for p in params], covariance_model=COV, **options))
-        for params in (here, there)
-    ]
+    return [(params, method([p.requires_grad_() for p in params], **options)) for params in (here, there)]
 
 
 def set_grads(here, there, scale=1.0):
@@ -166,20 +168,19 @@ def graph():
         first.found_inf = None
 
 
-def sharded_steps():
-    """The split form, as of two processes that hold the same."""
+def several_processes(count, reduce):
+    """Pretends that there are so many, whose sums `reduce` makes of those of this one."""
     empty = torch.empty
     torch.empty = lambda *size, device=None, **options: (
         on_device(empty(*size, **options)) if device == DEVICE else empty(*size, **options)
     )
     torch.as_tensor = lambda memory, device: from_address(memory.__cuda_array_interface__, device)
-    dist.get_world_size = lambda group: 2
-    dist.all_reduce = lambda buffer, group: buffer.mul_(2)
-    (here, cpu), (there, device) = make({"momentum": 0.5})
-    for optimizer in (cpu, device):
-        places = [TensorPlace(name, 0) for name in optimizer._names()]
-        optimizer._reduction = Reduction(None, places, elements=251, same=False, count=2)
-    for found in (None, 0.0, 1.0, None):
+    dist.get_world_size = lambda group: count
+    dist.all_reduce = lambda buffer, group: reduce(buffer)
+
+
+def steps_in_halves(here, there, cpu, device, all_found):
+    for found in all_found:
         set_grads(here, there)
         for optimizer, place in ((cpu, lambda x: x), (device, on_device)):
             if found is not None:
@@ -190,18 +191,82 @@ def sharded_steps():
             optimizer.step(loss=place(torch.tensor(2.25)))
             optimizer.grad_scale = optimizer.found_inf = None
         check(here, there, cpu, device)
+
+
+def sharded_steps():
+    """The split form, as of two processes that hold the same."""
+    several_processes(2, lambda buffer: buffer.mul_(2))
+    (here, cpu), (there, device) = make({"momentum": 0.5})
+    for optimizer in (cpu, device):
+        places = [TensorPlace(name, 0) for name in optimizer._names()]
+        optimizer._reduction = Reduction(None, places, elements=251, same=False, count=2)
+    steps_in_halves(here, there, cpu, device, (None, 0.0, 1.0, None))
     square = sum(float(p.grad.double().square().sum()) for p in here)
     assert math.isclose(device.report.grad_norm, math.sqrt(2 * square), rel_tol=1e-12)
     assert device.report.loss == 2.25
     assert (device.report.applied_steps, device.report.skipped_steps) == (3, 1)
 
 
+def sharded_adaptive():
+    """Parts of tensors that happen to be all of them: rows that processes share, and whole ones."""
+    several_processes(1, lambda buffer: None)
+    (here, cpu), (there, device) = make({"master_weights": True}, AdaptiveRFD)
+    for optimizer, params in ((cpu, here), (device, there)):
+        shapes = [tuple(p.shape) for p in params]
+        parts = [Part(shape, (0,) * len(shape), shape == (30, 7)) for shape in shapes]
+        places = [TensorPlace(name, 0, part=part) for name, part in zip(optimizer._names(), parts, strict=True)]
+        count = sums_len(*optimizer._options(), places, params)
+        # Seven of each tensor, one of each column, two of each row that is shared, as vectors are.
+        assert count == 4 * 7 + (7 + 12) + 2 * (30 + 1 + 1)
+        optimizer._reduction = Reduction(None, places, elements=251, same=False, count=count)
+    # What the optimizer takes from the parameters it takes in the second step: found_inf skips the first.
+    steps_in_halves(here, there, cpu, device, (1.0, None, 0.0, 1.0, *[None] * 20))
+    assert (device.report.applied_steps, device.report.skipped_steps) == (22, 2)
+    a, b = cpu._engine.get_state(), device._engine.get_state()
+    assert a.history.shared == b.history.shared
+    for of_cpu, of_device in zip(a.history.variances, b.history.variances, strict=True):
+        assert torch.equal(of_cpu.values, of_device.values)
+    # As if another process had all of each tensor too, more than there is.
+    dist.all_reduce = lambda buffer, group: buffer[8:].mul_(2)
+    before = [q.as_subclass(torch.Tensor).clone() for q in there]
+    set_grads(here, there)
+    device.step(loss=on_device(torch.tensor(2.0)))
+    try:
+        device.wait_report()
+        raise AssertionError
+    except ValueError as error:
+        assert "param_groups[0]" in str(error) and "on all ranks that hold it" in str(error), error
+    assert all(torch.equal(p, q.as_subclass(torch.Tensor)) for p, q in zip(before, there, strict=True))
+
+
+def adaptive_of_all():
+    """Only the loss is added up; the step is several launches."""
+    several_processes(2, lambda buffer: buffer.mul_(2))
+    params = [[place(torch.ones(40, 30)).requires_grad_()] for place in (lambda x: x, on_device)]
+    (here, there), (cpu, device) = params, [AdaptiveRFD(list_of_one) for list_of_one in params]
+    assert device.kernels == "none"
+    for optimizer in (cpu, device):
+        places = [TensorPlace(name, 0) for name in optimizer._names()]
+        optimizer._reduction = Reduction(None, places, elements=1200, same=True, count=0)
+    for _ in range(3):
+        set_grads(here, there)
+        cpu.step(loss=2.25)
+        device.step(loss=2.25)
+        check(here, there, cpu, device)
+    assert (cpu.kernels, device.kernels) == ("CPU", "f32_averaged")
+    (_, _), (there, device) = make({})
+    set_grads(there, there)
+    device.step(loss=2.25)
+    assert "generic, slower than the others: tensors `" in device.kernels, device.kernels
+
+
 def from_address(memory, device):
-    assert (device, memory["shape"], memory["typestr"]) == (DEVICE, (2,), "<f8")
+    (count,) = memory["shape"]
+    assert (device, memory["typestr"]) == (DEVICE, "<f8")
     address, read_only = memory["data"]
     # PyTorch refuses memory that is for reading only.
     assert not read_only
-    return torch.frombuffer((ctypes.c_char * 16).from_address(address), dtype=torch.float64)
+    return torch.frombuffer((ctypes.c_char * (8 * count)).from_address(address), dtype=torch.float64)
 
 
 def errors():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 from rfdescent import RFD
 
@@ -31,7 +33,7 @@ def fake_driver(tmp_path_factory):
 
 def test_on_a_fake_driver(fake_driver):
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{fake_driver}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-    tests = ["steps", "scaled", "graph", "errors", "sharded_steps"]
+    tests = ["steps", "scaled", "graph", "errors", "sharded_steps", "sharded_adaptive", "adaptive_of_all"]
     done = subprocess.run(
         [sys.executable, HERE / "cuda_program.py", *tests], env=environment, capture_output=True, text=True
     )
@@ -195,3 +197,33 @@ def test_an_observed_loss_in_a_cuda_graph(cov):
         whole(step=False)
     with pytest.raises(RuntimeError, match="one is within a CUDA graph and one outside"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=gpu)])
+def test_fully_shard_over_one_process(cov, device, tmp_path):
+    backend = "nccl" if device == "cuda" else "gloo"
+    if not dist.is_available() or not dist.is_backend_available(backend):
+        pytest.skip(f"PyTorch was built without {backend}")
+    whole = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).to(device)
+    parts = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Tanh(), torch.nn.Linear(20, 5)).to(device)
+    parts.load_state_dict(whole.state_dict())
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh(device, (1,))
+        fully_shard(parts, mesh=mesh)
+        x = torch.randn(8, 30, device=device)
+        losses = []
+        for model in (whole, parts):
+            optimizer = RFD(model.parameters(), covariance_model=cov, momentum=0.5)
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss = model(x).square().mean() + 2
+                loss.backward()
+                optimizer.step(loss=loss)
+            assert optimizer.wait_report().applied_steps == 2
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+        for p, q in zip(whole.parameters(), parts.parameters(), strict=True):
+            torch.testing.assert_close(q.full_tensor(), p, rtol=1e-6, atol=1e-6)
+    finally:
+        dist.destroy_process_group()

@@ -133,6 +133,7 @@ def test_size_one_dimensions_may_have_any_stride():
         (torch.zeros(3, dtype=torch.complex64), "complex64.*view_as_real"),
         (torch.zeros(3, dtype=torch.float8_e5m2), "float8_e5m2; supported are"),
         (torch.zeros(3, 3).to_sparse(), r"sparse.*to_dense\(\)"),
+        (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged), "is nested"),
     ],
 )
 def test_refused_parameters(param, message):

@@ -417,6 +417,8 @@ def test_memory_that_moved(cov):
         ({"mode": ["rfd"]}, ValueError, r"mode = \['rfd'\]"),
         ({"batch_size": "8"}, TypeError, "batch_size = '8' must be a number of examples"),
         ({"master_weights": "no"}, TypeError, "master_weights = 'no' must be True or False"),
+        ({"norm_lock": "no"}, TypeError, r"param_groups\[0\]: norm_lock = 'no' must be True or False"),
+        ({"norm_lock": None}, TypeError, "norm_lock = None must be True or False"),
         ({"stochastic_rounding": 1.5}, TypeError, "stochastic_rounding = 1.5 must be a seed"),
         ({"stochastic_rounding": True}, TypeError, "stochastic_rounding = True must be a seed"),
         ({"stochastic_rounding": -1}, ValueError, "stochastic_rounding = -1"),

@@ -162,6 +162,23 @@ def sharded_adaptive(_):
                     check_equal_everywhere(values)
 
 
+def adaptive_without_elements(_):
+    """What has none goes on from its own state."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for shape in ((0,), (0, 3), (3, 0)):
+        empty, full = (
+            torch.nn.Parameter(distribute_tensor(torch.ones(size), mesh, [Shard(0)]))
+            for size in (shape, (4, 3))
+        )
+        optimizer = AdaptiveRFD([empty, full])
+        for steps in (1, 2):
+            for p in (empty, full):
+                p.grad = distribute_tensor(torch.ones(p.shape), mesh, [Shard(0)])
+            optimizer.step(loss=1.0)
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer.report.applied_steps == steps
+
+
 def adaptive_refuses(_):
     """By the name of the method and with what to do."""
     model = Network()
@@ -175,6 +192,11 @@ def adaptive_refuses(_):
     prime.grad = distribute_tensor(torch.ones(4, 4099), mesh, [Shard(0)])
     with pytest.raises(ValueError, match="tensor `prime` is sharded, but its rows of 4099 elements"):
         AdaptiveRFD([("prime", prime)]).step(loss=2.0)
+    local = torch.ones(3, 2).t()
+    lying = torch.nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)]))
+    lying.grad = distribute_tensor(torch.ones(lying.shape), mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="tensor `lying` is sharded, and its parts are not contiguous"):
+        AdaptiveRFD([("lying", lying)]).step(loss=2.0)
     p = torch.nn.Parameter(torch.ones(8))
     p._fsdp_flattened = True
     p.grad = torch.ones(8)
@@ -754,6 +776,7 @@ TESTS = {
         "adaptive_half_precision",
         "adaptive_shards_skip",
         "long_rows",
+        "adaptive_without_elements",
         "adaptive_refuses",
         "fsdp",
         "tensor_parallel",
@@ -775,6 +798,7 @@ TESTS = {
         "sharded_adaptive",
         "adaptive_checkpoint",
         "adaptive_half_precision",
+        "adaptive_without_elements",
         "adaptive_refuses",
         "fsdp",
         "fsdp_hybrid",

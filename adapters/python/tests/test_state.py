@@ -243,6 +243,28 @@ def test_a_state_of_another_optimizer(cov, other):
 
 
 @pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (5, TypeError, "the state is a int; give the dict"),
+        (None, TypeError, "the state is a NoneType"),
+        ({}, ValueError, "the state is no optimizer's: it must be a dict with `state` and `param_groups`"),
+        ({"state": {}}, ValueError, "no optimizer's"),
+        ({"param_groups": [], "state": 5}, ValueError, "no optimizer's"),
+        ({"param_groups": [{}], "state": {}}, ValueError, "no optimizer's"),
+        ({"param_groups": 5, "state": {}}, ValueError, "no optimizer's"),
+    ],
+)
+def test_what_is_no_state(cov, given, error, message):
+    model = network()
+    optimizer = RFD(model.named_parameters(), covariance_model=cov, momentum=0.5)
+    train(model, optimizer, 1)
+    before = optimizer.state_dict()
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(given)
+    check_unchanged(model, optimizer, before)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("step", -1, "saved step is -1; it must be a whole number"),

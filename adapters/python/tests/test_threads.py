@@ -1,9 +1,11 @@
 """Threads of steps on the CPU: as many as PyTorch's, and in processes that are forked."""
 
+import concurrent.futures
 import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -113,3 +115,22 @@ def test_forked_processes_take_steps(torch_threads, steps_before):
     process.kill()
     assert not hangs and process.exitcode == 0
     step(optimizer)
+
+
+def test_states_and_reports_are_read_between_the_steps_of_another_thread():
+    parameter, optimizer = made()
+    step(optimizer)
+    stop, read = threading.Event(), []
+
+    def look():
+        while not stop.is_set():
+            read.append((optimizer.report.applied_steps, optimizer.state_dict()["state"][0]["step"]))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        for _ in range(200):
+            step(optimizer)
+        stop.set()
+        looking.result()
+    assert optimizer.report.applied_steps == 201
+    assert all(report <= state <= 201 for report, state in read)

@@ -2,7 +2,8 @@
 
 use std::ffi::c_void;
 
-use super::super::pointers::{OutStruct, shared};
+use super::super::buffer::rfd_buffer;
+use super::super::pointers::{Out, OutStruct, shared};
 use super::super::status::{guard, rfd_status};
 use super::{rfd_optimizer, rfd_step_report};
 
@@ -37,6 +38,25 @@ pub unsafe extern "C" fn rfd_optimizer_wait_report(
         // SAFETY: the header says what these may point to.
         let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, OutStruct::new(report)?) };
         out.set(&optimizer.reports.wait(super::stream(stream))?.into());
+        Ok(())
+    })
+}
+
+/// The name of the kernels that the last step on a device took, before it of those that one will take whose
+/// gradients have the parameters' formats; where they are the generic ones, which are slower, also the tensor
+/// or setting that asks for them. "CPU" on the CPU.
+///
+/// No pointer may be null. On success `*text` is a new buffer that the caller frees with rfd_buffer_destroy.
+/// One thread at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_kernels(
+    optimizer: *const rfd_optimizer,
+    text: *mut *mut rfd_buffer,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let (optimizer, out) = unsafe { (shared(optimizer, "optimizer")?, Out::new(text, "text")?) };
+        out.set_handle(rfd_buffer::new(optimizer.lock()?.optimizer.explain_kernels()));
         Ok(())
     })
 }

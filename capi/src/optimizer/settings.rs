@@ -76,3 +76,25 @@ pub unsafe extern "C" fn rfd_optimizer_set_group(
         Ok(optimizer.lock()?.optimizer.set_group(group, settings.convert()?, super::stream(stream))?)
     })
 }
+
+/// Whether a step on a device may be one launch, whose blocks wait for one another: 1, the default, or 0 for
+/// several launches, with the same bits, from the next step on. One launch needs room for all its blocks at
+/// once; where kernels of other streams spin until another device comes, as those of communication do, and
+/// that one waits behind a step of its own, take several, which wait for nothing. The halves of a step in
+/// sharded training always are. No effect on the CPU.
+///
+/// `optimizer` must not be null. One thread at a time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_set_one_launch(
+    optimizer: *mut rfd_optimizer,
+    one_launch: u32,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: null or a live handle, says the header.
+        let optimizer = unsafe { shared(optimizer, "optimizer")? };
+        if let Some(device) = optimizer.lock()?.optimizer.as_device() {
+            device.set_cooperative(one_launch != 0);
+        }
+        Ok(())
+    })
+}

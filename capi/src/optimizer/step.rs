@@ -246,7 +246,11 @@ pub unsafe extern "C" fn rfd_optimizer_sums_len(
 /// number by number, there or elsewhere, and passes the result to rfd_optimizer_step_with_sums. They are
 /// valid until the next step or half of one. No pointer may be null, except as in rfd_optimizer_step, whose
 /// rules for `params`, `grads` and `stream` hold. One thread at a time. RFD_ERROR_INVALID_ARGUMENT when a
-/// group has norm lock, which needs to know whole tensors, and with the adaptive method on a device.
+/// group has norm lock, which needs to know whole tensors.
+///
+/// On a device nothing waits, and both halves can be captured in a graph, with the adaptive method once a
+/// step in halves that found_inf did not skip has been seen finished: until then they sum up the parameters
+/// too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_local_sums(
     optimizer: *mut rfd_optimizer,
@@ -275,12 +279,14 @@ pub unsafe extern "C" fn rfd_optimizer_local_sums(
 
 /// The second half: the update with the sums of all ranks, as many doubles at `sums` as
 /// rfd_optimizer_sums_len says, on the host for the CPU, on the device for a device. Every rank must give the
-/// same numbers and input, and the gradients of the first half; then all take bitwise the same step.
+/// same numbers and input, and the gradients and gradient scale of the first half; then all take bitwise the
+/// same step.
 ///
-/// `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU RFD_ERROR_INVALID_ARGUMENT where
-/// there was no first half since the last step, or one with another gradient scale; besides as
-/// rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose parts on the ranks do not make up the
-/// whole one.
+/// `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU, and with the adaptive method,
+/// RFD_ERROR_INVALID_ARGUMENT where there was no first half since the last step, on the CPU also where it
+/// had another gradient scale; besides as rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose
+/// parts on the ranks do not make up the whole one. On a device, where the sums are not known yet, the step
+/// is skipped then, and rfd_optimizer_report and rfd_optimizer_wait_report return that error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_step_with_sums(
     optimizer: *mut rfd_optimizer,

@@ -221,6 +221,22 @@ int main(void) {
     OK(rfd_optimizer_set_max_step_size(gpu, INFINITY, stream));
     OK(rfd_optimizer_set_max_step_size(cpu, INFINITY, NULL));
 
+    /* Several launches, whose blocks wait for none, have the same bits. */
+    for (uint32_t one_launch = 0; one_launch < 2; one_launch++) {
+        OK(rfd_optimizer_set_one_launch(gpu, one_launch));
+        OK(STEP());
+        OK(rfd_optimizer_wait_report(gpu, stream, &status));
+        OK(rfd_optimizer_step(cpu, params, grads, TENSORS, &input, NULL, &report));
+        CHECK(!memcmp(&report, &status, sizeof report));
+        same_values();
+    }
+
+    /* The list has tensors of several formats. */
+    rfd_buffer *kernels = NULL;
+    OK(rfd_optimizer_kernels(gpu, &kernels));
+    CHECK(strstr((const char *)rfd_buffer_data(kernels), "generic") && strstr((const char *)rfd_buffer_data(kernels), "differ"));
+    rfd_buffer_destroy(kernels);
+
     /* Gradients are not taken one by one. */
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_give_gradient(gpu, 0, gradients[0].bytes, counts[0], dtypes[0]));
     FAILS(RFD_ERROR_DEVICE, "works on a device", rfd_optimizer_finish(gpu, device_params, TENSORS, &input, NULL));
@@ -261,6 +277,49 @@ int main(void) {
     OK(rfd_optimizer_wait_report(gpu, stream, &status));
     CHECK(!memcmp(&report, &status, sizeof report));
     same_values();
+
+    /* The same of the adaptive method, of a rank that has all of each tensor. */
+    rfd_tensor_spec part_specs[TENSORS];
+    const uint64_t zero = 0;
+    for (int k = 0; k < TENSORS; k++) {
+        part_specs[k] = specs[k];
+        part_specs[k].whole = &counts[k];
+        part_specs[k].start = &zero;
+    }
+    rfd_optimizer *part_cpu = NULL, *part_gpu = NULL;
+    OK(rfd_adaptive_optimizer_create(NULL, &options, part_specs, TENSORS, &part_cpu));
+    options.device_kind = RFD_DEVICE_CUDA;
+    OK(rfd_adaptive_optimizer_create(NULL, &options, part_specs, TENSORS, &part_gpu));
+    FAILS(RFD_ERROR_TENSOR, "two halves",
+          rfd_optimizer_step(part_gpu, device_params, device_grads, TENSORS, &device_input, stream, NULL));
+    double own[64];
+    size_t len = 0, device_len = 0;
+    OK(rfd_optimizer_sums_len(part_cpu, &len));
+    OK(rfd_optimizer_sums_len(part_gpu, &device_len));
+    CHECK(len == device_len && len <= 64);
+    for (int i = 0; i < 3; i++) {
+        OK(rfd_optimizer_local_sums(part_cpu, params, grads, TENSORS, &input, NULL, &sums));
+        OK(rfd_optimizer_local_sums(part_gpu, device_params, device_grads, TENSORS, &device_input, stream, &device_sums));
+        CU(cuMemcpyDtoHAsync(own, (address_t)(uintptr_t)device_sums, len * sizeof *own, stream));
+        CU(cuStreamSynchronize(stream));
+        CHECK(!memcmp(own, sums, len * sizeof *own));
+        OK(rfd_optimizer_step_with_sums(part_gpu, device_params, device_grads, TENSORS, device_sums, &device_input, stream, NULL));
+        OK(rfd_optimizer_step_with_sums(part_cpu, params, grads, TENSORS, sums, &input, NULL, &report));
+        OK(rfd_optimizer_wait_report(part_gpu, stream, &status));
+        CHECK(report.outcome == RFD_OUTCOME_APPLIED && !memcmp(&report, &status, sizeof report));
+        same_values();
+    }
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "no first half",
+          rfd_optimizer_step_with_sums(part_gpu, device_params, device_grads, TENSORS, device_sums, &device_input, stream, NULL));
+    /* Sums of which not all ranks' were added. */
+    OK(rfd_optimizer_local_sums(part_gpu, device_params, device_grads, TENSORS, &device_input, stream, &device_sums));
+    own[0] -= 1;
+    upload((address_t)(uintptr_t)device_sums, own, len * sizeof *own);
+    OK(rfd_optimizer_step_with_sums(part_gpu, device_params, device_grads, TENSORS, device_sums, &device_input, stream, NULL));
+    FAILS(RFD_ERROR_TENSOR, "`a`", rfd_optimizer_wait_report(part_gpu, stream, &status));
+    same_values();
+    rfd_optimizer_destroy(part_cpu);
+    rfd_optimizer_destroy(part_gpu);
 
     /* Captured: loss, gradient scale and found_inf on the device, settings that change between replays. */
     float numbers[3] = {1.5f, 4.0f, 0.0f};

@@ -151,6 +151,8 @@ static void numbers(void) {
         end(t);
         CHECK(settled_threads(1) == 1);
     }
+    OK(set_threads(0));
+    CHECK(after_steps(3) == expected);
 }
 
 static void forks(void) {

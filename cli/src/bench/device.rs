@@ -22,6 +22,7 @@ pub fn measure<E: Element>(case: &Case, device: &Device) -> Result<Measured, Cli
         step: fitted.step,
         adaptive_step: adaptive.step,
         largest_error: fitted.largest_error.max(adaptive.largest_error),
+        kernels: [fitted.kernels, adaptive.kernels],
     })
 }
 
@@ -30,6 +31,7 @@ struct OfMethod {
     /// The mean over the last and longest measurement.
     step: f64,
     largest_error: f64,
+    kernels: String,
 }
 
 fn measure_method<E: Element>(case: &Case, method: Method, device: &Device) -> Result<OfMethod, CliError> {
@@ -55,7 +57,7 @@ fn measure_method<E: Element>(case: &Case, method: Method, device: &Device) -> R
         }
         if seconds >= SECONDS || steps >= MOST {
             let step = seconds / steps as f64;
-            return Ok(OfMethod { steps, step, largest_error });
+            return Ok(OfMethod { steps, step, largest_error, kernels: run.kernels() });
         }
         steps *= 2;
     }

@@ -46,6 +46,11 @@ impl<E: Element> DeviceSteps<E> {
         Ok(DeviceSteps { optimizer, params, _grads: grads, tensors, total: start, format })
     }
 
+    /// Which kernels the last step took, and why.
+    pub fn kernels(&self) -> String {
+        self.optimizer.explain_kernels()
+    }
+
     /// Queues a step.
     pub fn step(&mut self) -> Result<(), CliError> {
         let input = RawInput::new(LOSS);

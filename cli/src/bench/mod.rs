@@ -125,7 +125,7 @@ pub struct Case {
 }
 
 /// What came out of steps on a device.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Measured {
     /// Steps that were timed, of each kind.
     pub steps: u64,
@@ -135,6 +135,8 @@ pub struct Measured {
     pub adaptive_step: f64,
     /// Largest error of a parameter after the first step.
     pub largest_error: f64,
+    /// The kernels that steps of each method took.
+    pub kernels: [String; 2],
 }
 
 impl Case {

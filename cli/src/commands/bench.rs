@@ -75,6 +75,9 @@ struct Report {
     adaptive_over_fitted: f64,
     /// Of a parameter after the first step, against f64.
     largest_error: f64,
+    /// The kernels of each method, and why where they are the generic ones.
+    fitted_kernels: String,
+    adaptive_kernels: String,
 }
 
 /// Runs the command; prints nothing unless every step was right.
@@ -126,6 +129,7 @@ impl Report {
         let adaptive_bytes_per_parameter = fitted_bytes_per_parameter + 3 * size_of::<f32>();
         let rate_of = |bytes: usize, seconds: f64| (bytes * case.total) as f64 / seconds * 1e-9;
         let rate = |seconds| rate_of(fitted_bytes_per_parameter, seconds);
+        let [fitted_kernels, adaptive_kernels] = measured.kernels;
         Report {
             device,
             parameters: case.total,
@@ -140,6 +144,8 @@ impl Report {
             adaptive_gb_per_second: rate_of(adaptive_bytes_per_parameter, measured.adaptive_step),
             adaptive_over_fitted: measured.adaptive_step / measured.step,
             largest_error: measured.largest_error,
+            fitted_kernels,
+            adaptive_kernels,
         }
     }
 
@@ -155,6 +161,8 @@ impl Report {
             ("adaptive bytes", bytes(self.adaptive_bytes_per_parameter)),
             ("adaptive / fitted", format!("{:.2}", self.adaptive_over_fitted)),
         ];
+        rows.push(("fitted kernels", self.fitted_kernels.clone()));
+        rows.push(("adaptive kernels", self.adaptive_kernels.clone()));
         rows.push(("check", format!("first step against f64, largest error {:.1e}", self.largest_error)));
         rows.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
     }

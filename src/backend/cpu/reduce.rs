@@ -30,19 +30,19 @@ impl SquaredNorms {
     /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
     pub fn form(&mut self, grads: &[GradRef<'_>], space: &mut Sums<1>) {
         space.form(grads.len(), &mut [], &SquareWork { grads, rows: no_rows, scale: 1.0 });
-        self.take(grads, no_rows, space.tensors().iter().map(|&[square]| square));
+        self.take(space.tensors().iter().map(|&[square]| square));
+        self.rescale(grads, no_rows);
     }
 
-    /// Takes these squares, or forms them again where they left the range of f64.
-    pub(super) fn take<R: Fn(usize) -> Option<Rows> + Sync>(
-        &mut self,
-        grads: &[GradRef<'_>],
-        rows: R,
-        squares: impl Iterator<Item = f64>,
-    ) {
+    /// Takes these squares.
+    pub(super) fn take(&mut self, squares: impl Iterator<Item = f64>) {
         self.exponent = 0;
         self.squares.clear();
         self.squares.extend(squares);
+    }
+
+    /// Forms the squares again where they left the range of f64.
+    pub(super) fn rescale<R: Fn(usize) -> Option<Rows> + Sync>(&mut self, grads: &[GradRef<'_>], rows: R) {
         let total = fold(self.squares.iter().copied());
         if total < TINY || total == f64::INFINITY {
             let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);

@@ -128,7 +128,7 @@ impl Norms {
     }
 
     /// Those of every tensor in the step after so many; `rows_of` and `moving` tell of one, and `unscale` is
-    /// the inverse of the gradient scale.
+    /// the inverse of the gradient scale. `rescales` forms squares again that leave the range of f64.
     pub fn form_with_rows<'a>(
         &mut self,
         grads: &[GradRef<'_>],
@@ -136,6 +136,7 @@ impl Norms {
         moving: impl Fn(usize) -> Moving<'a> + Sync,
         unscale: f64,
         applied_steps: u64,
+        rescales: bool,
     ) {
         let len = |grad: &GradRef<'_>| grad.len().unwrap_or(0);
         self.rows.resize_with(grads.len(), Vec::new);
@@ -151,7 +152,10 @@ impl Norms {
         let sums = self.with_rows.tensors();
         self.directions.clear();
         self.directions.extend(sums.iter().map(|&[_, direction]| direction));
-        self.squares.take(grads, |tensor| Some(rows_of(tensor)), sums.iter().map(|&[square, _]| square));
+        self.squares.take(sums.iter().map(|&[square, _]| square));
+        if rescales {
+            self.squares.rescale(grads, |tensor| Some(rows_of(tensor)));
+        }
         let mut chunks = self.with_rows.chunks();
         let found = self.columns.iter_mut().zip(&mut self.sampled);
         let columns = grads.iter().zip(found).enumerate().map(|(tensor, (&grad, (means, sampled)))| {
@@ -431,7 +435,7 @@ mod tests {
         let moving =
             Moving { dtype: DType::F32, velocity: Some(&velocity), decay, variances, shares_rows: false };
         let mut found = Norms::default();
-        found.form_with_rows(&[grad[..].into()], |_| rows, |_| moving, unscale, applied_steps);
+        found.form_with_rows(&[grad[..].into()], |_| rows, |_| moving, unscale, applied_steps, true);
 
         let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
         let square = |i: usize| f64::from(grad[i]) * f64::from(grad[i]);
@@ -488,7 +492,7 @@ mod tests {
 
         // Of rows that other ranks share it is known what they add up to here.
         let shared = Moving { shares_rows: true, ..moving };
-        found.form_with_rows(&[grad[..].into()], |_| rows, |_| shared, unscale, applied_steps);
+        found.form_with_rows(&[grad[..].into()], |_| rows, |_| shared, unscale, applied_steps, true);
         let sums = |row| {
             let weighted = row_sum(row, &weighted);
             [squares[row], if decay > 0.0 { weighted } else { weighted * unscale * unscale }]

@@ -228,7 +228,7 @@ mod tests {
                 groups: base,
                 settings: base + 256,
                 status: base + 512,
-                given_norm: base + 1024,
+                rank_sums: base + 1024,
                 largest_grad: base + 1280,
                 ..RfdStep::default()
             };

@@ -86,6 +86,14 @@ impl AnyOptimizer {
         }
     }
 
+    /// As [`DeviceOptimizer::explain_kernels`]; `CPU` on the host.
+    pub fn explain_kernels(&self) -> String {
+        match &self.place {
+            Place::Host(_) => "CPU".into(),
+            Place::Device(device) => device.explain_kernels(),
+        }
+    }
+
     /// As [`DeviceOptimizer::set_multiplier`].
     ///
     /// # Errors
@@ -247,7 +255,7 @@ impl AnyOptimizer {
                 host.local_sums(&params, &grads, grad_scale)
             }
             // SAFETY: the caller vouches for the addresses.
-            Place::Device(device) => unsafe { device.local_sums(tensors, stream) },
+            Place::Device(device) => unsafe { device.local_sums(tensors, grad_scale, stream) },
         }
     }
 
@@ -258,8 +266,8 @@ impl AnyOptimizer {
     /// As [`AnyOptimizer::step`], and for the numbers.
     ///
     /// # Errors
-    /// As [`Optimizer::step_with_sums`] and [`DeviceOptimizer::step_with_sums`]; on the host also where there
-    /// was no first half since the last step.
+    /// As [`Optimizer::step_with_sums`] and [`DeviceOptimizer::step_with_sums`]; on the host with every
+    /// method where there was no first half since the last step.
     pub unsafe fn step_with_sums(
         &mut self,
         tensors: &[RawTensor],
@@ -304,7 +312,7 @@ impl AnyOptimizer {
     /// not wait.
     ///
     /// # Errors
-    /// [`Error::Device`] when a kernel stopped half way.
+    /// As [`DeviceOptimizer::report`].
     pub fn report(&self) -> Result<Option<StepReport>> {
         match &self.place {
             Place::Host(host) => Ok(host.last.get()),
@@ -315,7 +323,7 @@ impl AnyOptimizer {
     /// What the last step on the stream did, after waiting for it.
     ///
     /// # Errors
-    /// [`Error::Device`] with what the driver reports.
+    /// As [`DeviceOptimizer::wait_report`].
     pub fn wait_report(&self, stream: Stream) -> Result<Option<StepReport>> {
         match &self.place {
             Place::Host(host) => check_host_stream(stream).map(|()| host.last.get()),

@@ -5,7 +5,7 @@ use crate::backend::abi::RFD_SAMPLED_CHUNKS;
 use crate::backend::executor::Stream;
 use crate::error::Result;
 use crate::optimizer::TensorSpec;
-use crate::rows::Rows;
+use crate::optimizer::part::Part;
 use crate::tensor::DType;
 
 /// Those of one tensor.
@@ -32,17 +32,19 @@ pub(super) fn master_bytes(len: usize) -> usize {
 }
 
 /// How the variances of one tensor lie (`kernels/rows.cuh`): two sides, of which a step reads one and writes
-/// the other, and a workspace for sums over columns. A side is the scales of columns, f32, then their
-/// averages and those of rows, f64.
+/// the other, and a workspace for sums over columns, and over pieces of rows that ranks share. A side is the
+/// scales of columns, f32, then their averages and those of rows, f64.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct VariancesLayout {
     rows: usize,
     columns: usize,
+    pieces: usize,
 }
 
 impl VariancesLayout {
-    pub fn of(rows: Rows, len: usize) -> Self {
-        Self { rows: rows.count(len), columns: rows.columns }
+    pub fn of(part: &Part, len: usize) -> Self {
+        let pieces = if part.shared.is_some() { part.rows.count(len) } else { 0 };
+        Self { rows: part.row_averages, columns: part.rows.columns, pieces }
     }
 
     /// Bytes of the scales, a multiple of 16.
@@ -62,7 +64,7 @@ impl VariancesLayout {
 
     /// Bytes of all.
     fn bytes(self) -> usize {
-        2 * self.side() + RFD_SAMPLED_CHUNKS as usize * self.columns * size_of::<f64>()
+        2 * self.side() + (RFD_SAMPLED_CHUNKS as usize * self.columns + 2 * self.pieces) * size_of::<f64>()
     }
 }
 
@@ -94,7 +96,7 @@ impl DeviceOptimizer {
     /// Makes variances of rows and columns for each tensor: averages of nothing, and columns that weigh 1.
     pub(super) fn require_variances(&mut self) -> Result<()> {
         let sizes: Vec<usize> = (self.core.parts().iter().zip(self.core.lens()))
-            .map(|(part, &len)| VariancesLayout::of(part.rows, len).bytes())
+            .map(|(part, &len)| VariancesLayout::of(part, len).bytes())
             .collect();
         let addresses = self.allocate(&sizes)?;
         for (buffers, address) in self.buffers.iter_mut().zip(addresses) {

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use crate::backend::abi::RfdStatus;
+use crate::backend::abi::{RFD_OUTCOME_TORN_TENSOR, RfdStatus};
 use crate::backend::executor::{Device, HostBlock, Stream};
 use crate::backend::words::Plain;
 use crate::error::{Error, Result};
-use crate::optimizer::{Limit, Outcome, StepReport};
+use crate::optimizer::{Limit, Outcome, StepReport, TensorSpec};
 
 const WORDS: usize = size_of::<RfdStatus>() / size_of::<u64>();
 
@@ -24,12 +24,15 @@ const SPINS: u32 = 1000;
 pub(crate) struct Mirror {
     device: Device,
     block: HostBlock,
+    /// Those of the tensors.
+    names: Box<[String]>,
 }
 
 impl Mirror {
-    pub fn new(device: &Device) -> Result<Self> {
+    pub fn new(device: &Device, specs: &[TensorSpec]) -> Result<Self> {
         let block = device.executor().allocate_host(size_of::<RfdStatus>())?;
-        Ok(Self { device: device.clone(), block })
+        let names = specs.iter().map(|spec| spec.name.clone()).collect();
+        Ok(Self { device: device.clone(), block, names })
     }
 
     /// Address for the device.
@@ -58,7 +61,7 @@ impl Mirror {
     ///
     /// A kernel first raises one of the two counts, then writes the rest, then the sequence, which is the sum
     /// of the counts. So what is read between the sequence and counts of the same sum is of one step.
-    pub fn read(&self) -> Result<Option<StepReport>> {
+    pub fn read(&self) -> Result<Option<RfdStatus>> {
         let mut attempts = 0;
         let mut started = None;
         loop {
@@ -70,10 +73,7 @@ impl Mirror {
             let applied = count(std::mem::offset_of!(RfdStatus, applied));
             let skipped = count(std::mem::offset_of!(RfdStatus, skipped));
             if applied.wrapping_add(skipped) == sequence {
-                if sequence == 0 {
-                    return Ok(None);
-                }
-                return report(&RfdStatus::from_words(&copy)).map(Some);
+                return Ok((sequence != 0).then(|| RfdStatus::from_words(&copy)));
             }
             attempts += 1;
             if attempts < SPINS {
@@ -85,6 +85,19 @@ impl Mirror {
                 return Err(Error::Device(message.into()));
             }
         }
+    }
+
+    /// What the last step did; `None` before the first.
+    pub fn report(&self) -> Result<Option<StepReport>> {
+        let Some(status) = self.read()? else { return Ok(None) };
+        if status.outcome == u64::from(RFD_OUTCOME_TORN_TENSOR)
+            && let Some(name) = self.names.get(status.limit as usize)
+        {
+            let problem = "has parts on the ranks that do not make it up: give a gradient on all ranks that hold \
+                           it, or on none, and let each part count in the norm on one of them";
+            return Err(Error::tensor(name, problem));
+        }
+        report(&status).map(Some)
     }
 
     fn words(&self) -> &[AtomicU64; WORDS] {

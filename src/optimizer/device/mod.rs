@@ -3,14 +3,16 @@
 //! [`plan`] lays out tensors for the kernels and [`prepare`] brings the list to the device, [`settings`] are
 //! the numbers that may change between replays of a captured step, [`history`] is what the method remembers,
 //! [`buffers`] are velocities, master weights and variances, [`workspace`] holds sums, [`mirror`] tells what
-//! steps did.
+//! steps did. [`halves`] are those of a step in sharded training, and [`ranks`] what they need beside.
 
 mod buffers;
 mod constants;
+mod halves;
 mod history;
 mod mirror;
 mod plan;
 mod prepare;
+mod ranks;
 mod settings;
 mod state;
 mod workspace;
@@ -22,17 +24,17 @@ use std::sync::{Arc, Once};
 use self::buffers::Buffers;
 use self::history::HistoryMemory;
 pub(super) use self::mirror::Mirror;
-use self::plan::{Extent, Plan};
+use self::plan::{Choice, Extent, Plan, Reason};
 use self::prepare::{INLINE, Prepared};
+use self::ranks::Ranks;
 use self::settings::Control;
 use self::workspace::Workspace;
 use super::core::Core;
-use super::raw::{Placement, check_number};
+use super::raw::Placement;
 use super::{Group, Method, Options, RawInput, RawTensor, ReportReader, StepReport, TensorSpec};
 use crate::backend::abi::{RFD_MOST_SUMS, RfdStep, RfdTensor};
-use crate::backend::executor::{Device, DeviceBuffer, Instance, Kernel, Launch, Launched, Stream};
+use crate::backend::executor::{Device, DeviceBuffer, Kernel, Launch, Launched, Stream};
 use crate::error::{Error, Result};
-use crate::tensor::DType;
 
 /// Random Function Descent over tensors that live on a device: [`Optimizer`](crate::optimizer::Optimizer),
 /// with norm, step size and update of all tensors in one launch, and the same bits.
@@ -61,12 +63,16 @@ pub struct DeviceOptimizer {
     tables: Option<[DeviceBuffer; 2]>,
     placement: Placement,
     prepared: Option<Prepared>,
+    /// For steps in two halves of a method with rows.
+    ranks: Option<Ranks>,
+    /// By tensor, whether it had a gradient in the first half since the last step, with such a method.
+    half: Option<Vec<bool>>,
     /// The applied steps after which the method lacks what it remembers of parameters, until it has taken it.
     unmeasured: Option<u64>,
     /// Parameters of the launches, with all that does not change from step to step.
     step: RfdStep,
     /// What the optimizer's own formats ask for; loaded when it was made.
-    expected: Instance,
+    expected: Choice,
     max_blocks: u32,
     cooperative: bool,
     /// Steps to be taken as several launches, after one launch was refused.
@@ -113,11 +119,6 @@ impl DeviceOptimizer {
         device: &Device,
     ) -> Result<Self> {
         let core = Core::new(method, options, specs)?;
-        if let Some(spec) = core.first_part() {
-            let problem = "is a part of a whole tensor, and on a device the adaptive method needs whole ones: give every \
-                           rank all of it, or take a fitted model, or the CPU";
-            return Err(Error::tensor(&spec.name, problem));
-        }
         let (options, count) = (core.options(), core.specs().len());
         if options.groups.len() > usize::from(u16::MAX) + 1 {
             return Err(Error::invalid(
@@ -134,7 +135,7 @@ impl DeviceOptimizer {
         let fresh = core.method().fresh_history(count);
         let lacks_measures = core.method().descent().lacks_measures(&fresh);
         let control = Control::new(device, &core)?;
-        let mirror = Arc::new(Mirror::new(device)?);
+        let mirror = Arc::new(Mirror::new(device, core.specs())?);
         let history = HistoryMemory::new(device, &fresh)?;
         let mut step = RfdStep {
             groups: control.groups(),
@@ -151,6 +152,8 @@ impl DeviceOptimizer {
         core.method().descent().place(&mut step, history.address())?;
         let table = || device.allocate(count * size_of::<RfdTensor>());
         let tables = if count > INLINE { Some([table()?, table()?]) } else { None };
+        let has_rows = core.method().descent().has_rows();
+        let ranks = has_rows.then(|| Ranks::new(device, &core)).transpose()?;
         let mut optimizer = Self {
             workspace: Workspace::new(device, extent, count, sums)?,
             cooperative: device.executor().cooperative(),
@@ -164,9 +167,11 @@ impl DeviceOptimizer {
             tables,
             placement: Placement::default(),
             prepared: None,
+            ranks,
+            half: None,
             unmeasured: lacks_measures.then_some(0),
             step,
-            expected: Instance::Generic,
+            expected: Choice::Generic(Reason::Empty),
             max_blocks: u32::MAX,
             apart: 0,
         };
@@ -175,15 +180,19 @@ impl DeviceOptimizer {
         if optimizer.core.options().master_weights {
             optimizer.require_masters()?;
         }
-        if optimizer.core.method().descent().has_rows() {
+        if has_rows {
             optimizer.require_variances()?;
         }
         // Compiled or loaded here rather than in a step.
         let addresses: Vec<RawTensor> =
             optimizer.core.specs().iter().map(|spec| RawTensor::new(16, 16, spec.dtype)).collect();
-        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).instance;
-        let kernel = if optimizer.cooperative { Kernel::step } else { Kernel::norm };
-        device.executor().resident_blocks(kernel(optimizer.expected))?;
+        optimizer.expected = Plan::new(&optimizer.core, &optimizer.buffers, &addresses).choice;
+        let in_halves = optimizer.core.first_part().is_some();
+        let kernel = if optimizer.cooperative && !in_halves { Kernel::step } else { Kernel::norm };
+        device.executor().resident_blocks(kernel(optimizer.expected.instance()))?;
+        if in_halves {
+            device.executor().resident_blocks(Kernel::LOCAL_SUMS)?;
+        }
         if lacks_measures {
             let instance = prepare::measuring(optimizer.core.specs().iter().map(|spec| spec.dtype));
             device.executor().resident_blocks(Kernel::norm(instance))?;
@@ -199,10 +208,14 @@ impl DeviceOptimizer {
     /// Uses at most this many blocks a launch from the next step on, to leave a part of the device to other
     /// work; `None` for as many as the device holds. The bits of a step do not depend on it.
     ///
-    /// A step's blocks wait for one another, and as many as the device holds leave no room beside them. Where
-    /// a kernel of another stream spins until its partner on another device comes, as those of communication
-    /// do, and that partner waits behind a step of its own, both may wait for ever: run them on one stream,
-    /// wait for communication before the step, or leave multiprocessors free by this number.
+    /// The blocks of a step that is one launch wait for one another, and as many as the device holds leave no
+    /// room beside them. Where a kernel of another stream spins until its partner on another device comes, as
+    /// those of communication do, and that partner waits behind a step of its own, both may wait for ever:
+    /// wait for communication before the step, or take several launches
+    /// ([`DeviceOptimizer::set_cooperative`]), of which no block waits for another. A number of blocks keeps
+    /// room only where it is below that of multiprocessors, as blocks are spread over all of them and a
+    /// kernel of communication takes nearly the whole of one; a step of one block a multiprocessor has about
+    /// a quarter of its loads under way.
     pub fn set_max_blocks(&mut self, blocks: Option<std::num::NonZeroU32>) {
         self.max_blocks = blocks.map_or(u32::MAX, Into::into);
     }
@@ -226,7 +239,16 @@ impl DeviceOptimizer {
     /// differ in format, momentum or master weights, for norm lock, conservative steps, f64 and the adaptive
     /// method without averages; the others are faster.
     pub fn kernels(&self) -> &'static str {
-        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.instance).name()
+        self.choice().instance().name()
+    }
+
+    /// As [`DeviceOptimizer::kernels`], and of the generic ones the tensor or setting that asks for them.
+    pub fn explain_kernels(&self) -> String {
+        self.choice().explain(&self.core)
+    }
+
+    fn choice(&self) -> Choice {
+        self.prepared.as_ref().map_or(self.expected, |prepared| prepared.plan.choice)
     }
 
     /// After a cooperative launch that was refused; of no block where the device can't hold one.
@@ -341,10 +363,14 @@ impl DeviceOptimizer {
     /// shared with another parameter; [`Error::InvalidArgument`] a wrong number of tensors or the address of
     /// a scalar; [`Error::Device`] says why a launch failed. Nothing has changed then.
     pub unsafe fn step(&mut self, tensors: &[RawTensor], input: &RawInput, stream: Stream) -> Result<()> {
+        self.core.check_alone()?;
         // SAFETY: the caller vouches for the addresses.
         let step = unsafe { self.prepare(tensors, input, stream)? };
+        // SAFETY: the caller vouches for the addresses, which `prepare` has checked.
+        unsafe { self.measure(tensors, stream)? };
+        self.half = None;
         let prepared = self.prepared.as_ref().expect("prepare leaves a plan");
-        let kernel = Kernel::step(prepared.plan.instance);
+        let kernel = Kernel::step(prepared.plan.instance());
         if self.is_cooperative() {
             let grid = self.grid(kernel, &step)?;
             let grid = if step.chunks <= ALONE { grid.min(1) } else { grid };
@@ -364,77 +390,9 @@ impl DeviceOptimizer {
         // optimizer's own.
         unsafe {
             self.launch_norms(&step, stream)?;
+            self.launch_rescale(&step, stream)?;
             self.launch_update(&step, stream)
         }
-    }
-
-    /// Queues the first half of a step in sharded training, the sums of this rank's gradients:
-    /// [`Core::sums_len`] f64 at the address returned, for the caller to add up over the ranks in place or
-    /// elsewhere. The address stays the same.
-    ///
-    /// # Safety
-    /// As [`DeviceOptimizer::step`].
-    ///
-    /// # Errors
-    /// As [`DeviceOptimizer::step`]; [`Error::InvalidArgument`] with the adaptive method, whose steps in
-    /// halves are for the CPU, and when a group has norm lock: a shard doesn't know the norms that it needs.
-    pub unsafe fn local_sums(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<u64> {
-        self.check_halves()?;
-        // The loss does not matter to norms.
-        let input = RawInput::new(0.0);
-        // SAFETY: the caller vouches for the addresses.
-        let mut step = unsafe { self.prepare(tensors, &input, stream)? };
-        step.given_norm = self.control.norm();
-        // SAFETY: the caller vouches for the addresses of tensors; the others are this optimizer's own.
-        unsafe {
-            self.launch_norms(&step, stream)?;
-            self.launch(Kernel::TOTAL, false, 1, &step, stream)?;
-        }
-        Ok(step.given_norm)
-    }
-
-    fn check_halves(&self) -> Result<()> {
-        self.core.check_sharded()?;
-        if self.core.method().descent().has_rows() {
-            let expected = "takes no steps in halves on a device: give every rank whole tensors and averaged gradients, and \
-                            use `step`; or take a fitted model, or the CPU";
-            return Err(Error::invalid("method", self.core.method().name(), expected));
-        }
-        Ok(())
-    }
-
-    /// The sums that the last [`DeviceOptimizer::local_sums`] wrote, after waiting for the stream: for those
-    /// who add them up on the host.
-    ///
-    /// # Errors
-    /// [`Error::Device`] with what the driver reports.
-    pub fn read_sums(&self, stream: Stream) -> Result<Vec<f64>> {
-        self.control.read_norm(stream)
-    }
-
-    /// Queues the second half: the update with the sums of all ranks, [`Core::sums_len`] f64 at the address
-    /// `sums`. Every rank must give the same numbers and input; then all take bitwise the same step.
-    ///
-    /// # Safety
-    /// As [`DeviceOptimizer::step`].
-    ///
-    /// # Errors
-    /// As [`DeviceOptimizer::step`] and [`DeviceOptimizer::local_sums`].
-    pub unsafe fn step_with_sums(
-        &mut self,
-        tensors: &[RawTensor],
-        sums: u64,
-        input: &RawInput,
-        stream: Stream,
-    ) -> Result<()> {
-        self.check_halves()?;
-        let sums = check_number("sums", sums, DType::F64)?;
-        // SAFETY: the caller vouches for the addresses.
-        let mut step = unsafe { self.prepare(tensors, input, stream)? };
-        step.given_norm = sums;
-        // SAFETY: `prepare` has checked the list and `check_number` the sums; that both are live memory of
-        // the device the caller vouches for.
-        unsafe { self.launch_update(&step, stream) }
     }
 
     /// Queues filling the master weights from the parameters, and what else a first step takes from them:
@@ -451,7 +409,10 @@ impl DeviceOptimizer {
         let all: Vec<usize> = (0..self.buffers.len()).filter(|&k| self.buffers[k].master != 0).collect();
         // SAFETY: the caller vouches for the addresses.
         unsafe {
-            self.measure(tensors, stream)?;
+            // Of parts of tensors the ranks have to add it up.
+            if self.core.first_part().is_none() {
+                self.measure(tensors, stream)?;
+            }
             self.fill_masters(&all, tensors, stream)
         }
     }
@@ -460,9 +421,10 @@ impl DeviceOptimizer {
     /// be called while steps run.
     ///
     /// # Errors
-    /// [`Error::Device`] when a kernel stopped half way.
+    /// [`Error::Device`] when a kernel stopped half way; [`Error::Tensor`] names one of which
+    /// [`DeviceOptimizer::step_with_sums`] was not given the sums of all parts, by which nothing has changed.
     pub fn report(&self) -> Result<Option<StepReport>> {
-        self.mirror.read()
+        self.mirror.report()
     }
 
     /// A handle to [`DeviceOptimizer::report`] for another thread.
@@ -473,7 +435,7 @@ impl DeviceOptimizer {
     /// What the last step on the stream did, after waiting for it.
     ///
     /// # Errors
-    /// [`Error::Device`] with what the driver reports.
+    /// As [`DeviceOptimizer::report`]; [`Error::Device`] with what the driver reports.
     pub fn wait_report(&self, stream: Stream) -> Result<Option<StepReport>> {
         self.device.synchronize(stream)?;
         self.report()
@@ -504,10 +466,19 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_norms(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let rescale = [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM];
-        let kernels =
-            [Kernel::norm(plan.instance)].into_iter().chain(rescale.into_iter().filter(|_| plan.f64_grads));
-        for kernel in kernels {
+        let kernel = Kernel::norm(plan.instance());
+        // SAFETY: the caller vouches for the addresses.
+        unsafe { self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)? };
+        Ok(())
+    }
+
+    /// The sums again where squares of f64 gradients leave the range of f64.
+    ///
+    /// # Safety
+    /// As [`DeviceOptimizer::step`].
+    unsafe fn launch_rescale(&self, step: &RfdStep, stream: Stream) -> Result<()> {
+        let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
+        for kernel in [Kernel::RESCALE_MAX, Kernel::RESCALE_NORM].into_iter().filter(|_| plan.f64_grads) {
             // SAFETY: the caller vouches for the addresses.
             unsafe { self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)? };
         }
@@ -518,7 +489,7 @@ impl DeviceOptimizer {
     /// As [`DeviceOptimizer::step`].
     unsafe fn launch_update(&self, step: &RfdStep, stream: Stream) -> Result<()> {
         let plan = &self.prepared.as_ref().expect("made by `prepare`").plan;
-        let kernel = Kernel::update(plan.instance);
+        let kernel = Kernel::update(plan.instance());
         // SAFETY: the caller vouches for the addresses.
         unsafe {
             self.launch(kernel, false, self.grid(kernel, step)?.max(1), step, stream)?;

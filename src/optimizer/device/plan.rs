@@ -41,7 +41,8 @@ impl Extent {
         for ((spec, &len), part) in core.specs().iter().zip(core.lens()).zip(core.parts()) {
             let rows = part.rows;
             // The kernels count rows in 32 bits, and look at them where the method has any.
-            let countable = !has_rows || u32::try_from(rows.count(len)).is_ok();
+            let most = rows.count(len).max(part.row_averages);
+            let countable = !has_rows || u32::try_from(most).is_ok();
             extent.add(len as u64, rows).filter(|()| countable).ok_or_else(|| {
                 Error::tensor(
                     &spec.name,
@@ -91,12 +92,73 @@ impl Extent {
     }
 }
 
+/// Which kernels a list takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Choice {
+    /// Those of a lean instance.
+    Lean(Instance),
+    /// The generic ones, and why.
+    Generic(Reason),
+}
+
+/// Why a list takes the generic kernels; tensors by their place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Reason {
+    /// Nothing has a gradient.
+    Empty,
+    /// The tensor's group has norm lock.
+    Lock(usize),
+    /// The method has no others, as it is set.
+    Method,
+    /// The second tensor is of another format than the first, or only one of them has momentum or master
+    /// weights.
+    Differ(usize, usize),
+    /// There are none for lists of this tensor's kind.
+    Kind(usize),
+}
+
+impl Choice {
+    pub fn instance(self) -> Instance {
+        match self {
+            Self::Lean(instance) => instance,
+            Self::Generic(_) => Instance::Generic,
+        }
+    }
+
+    /// The instance's name, and why it is the generic one.
+    pub fn explain(self, core: &Core) -> String {
+        let name = |k: usize| &core.specs()[k].name;
+        let reason = match self {
+            Self::Lean(instance) => return instance.name().into(),
+            Self::Generic(Reason::Empty) => "no tensor has a gradient".into(),
+            Self::Generic(Reason::Lock(k)) => format!("tensor `{}` has norm lock", name(k)),
+            Self::Generic(Reason::Method) => {
+                format!("there are no others for the {} method with these settings", core.method().name())
+            }
+            Self::Generic(Reason::Differ(k, other)) => format!(
+                "tensors `{}` and `{}` differ in format, momentum or master weights",
+                name(k),
+                name(other)
+            ),
+            Self::Generic(Reason::Kind(k)) => format!(
+                "there are no others for such lists as that of tensor `{}`: {} parameters, with its format of gradients, \
+                 {} momentum and {} master weights",
+                name(k),
+                core.specs()[k].dtype,
+                if core.velocity_decay_of(k) > 0.0 { "with" } else { "without" },
+                if core.options().master_weights { "with" } else { "without" }
+            ),
+        };
+        format!("{}, slower than the others: {reason}", Instance::Generic.name())
+    }
+}
+
 /// A list of tensors as the kernels see it.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub tensors: Vec<RfdTensor>,
     pub extent: Extent,
-    pub instance: Instance,
+    pub choice: Choice,
     /// Whether squares of gradients may leave the range of f64.
     pub f64_grads: bool,
 }
@@ -109,11 +171,13 @@ impl Plan {
         let tensors: Vec<RfdTensor> = (buffers.iter().zip(addresses).enumerate())
             .map(|(k, (buffers, address))| extent.place(core, k, buffers, address, core.parts()[k].rows))
             .collect();
-        let active = || tensors.iter().filter(|tensor| tensor.grad != 0 && tensor.len > 0);
-        let locked = active().any(|tensor| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0);
-        let instance = if locked { Instance::Generic } else { instance_of(kind, active()) };
-        let f64_grads = active().any(|tensor| grad_format(tensor) == RFD_DTYPE_F64);
-        Self { instance, f64_grads, extent, tensors }
+        let active = || tensors.iter().enumerate().filter(|(_, tensor)| tensor.grad != 0 && tensor.len > 0);
+        let f64_grads = active().any(|(_, tensor)| grad_format(tensor) == RFD_DTYPE_F64);
+        Self { choice: choice(kind, active()), f64_grads, extent, tensors }
+    }
+
+    pub fn instance(&self) -> Instance {
+        self.choice.instance()
     }
 }
 
@@ -128,14 +192,26 @@ fn grad_format(tensor: &RfdTensor) -> u32 {
 }
 
 /// The lean instance for tensors that are all alike, if there is one for their kind.
-fn instance_of<'a>(kind: InstanceKind, mut tensors: impl Iterator<Item = &'a RfdTensor>) -> Instance {
+fn choice<'a>(kind: InstanceKind, tensors: impl Iterator<Item = (usize, &'a RfdTensor)> + Clone) -> Choice {
     let buffers = |t: &RfdTensor| (param_format(t), grad_format(t), t.master != 0, t.velocity != 0);
-    let Some(first) = tensors.next().map(buffers) else { return Instance::Generic };
-    if !tensors.all(|tensor| buffers(tensor) == first) {
-        return Instance::Generic;
+    let locked = |(_, tensor): &(usize, &RfdTensor)| u32::from(tensor.flags) & RFD_TENSOR_LOCK != 0;
+    if let Some((k, _)) = tensors.clone().find(locked) {
+        return Choice::Generic(Reason::Lock(k));
+    }
+    if kind == InstanceKind::Generic {
+        return Choice::Generic(Reason::Method);
+    }
+    let mut rest = tensors;
+    let Some((k, first)) = rest.next() else { return Choice::Generic(Reason::Empty) };
+    let first = buffers(first);
+    if let Some((other, _)) = rest.find(|(_, tensor)| buffers(tensor) != first) {
+        return Choice::Generic(Reason::Differ(k, other));
     }
     let (param, grad, master, velocity) = first;
-    Instance::of(kind, param, grad, master, velocity)
+    match Instance::of(kind, param, grad, master, velocity) {
+        Instance::Generic => Choice::Generic(Reason::Kind(k)),
+        lean => Choice::Lean(lean),
+    }
 }
 
 #[cfg(test)]
@@ -272,11 +348,20 @@ mod tests {
             };
             let (free, locked) = (plan(false), plan(true));
             let case = format!("{kind:?} {param} {grad} {master} {momentum}");
-            assert_eq!((free.instance, free.f64_grads), (expected, grad == F64), "{case}");
-            assert_eq!(locked.instance, Instance::Generic, "{case}");
+            assert_eq!((free.instance(), free.f64_grads), (expected, grad == F64), "{case}");
+            assert_eq!(locked.choice, Choice::Generic(Reason::Lock(0)), "{case}");
         }
         let mixed = core(model(), false, &[(10, F32), (10, BF16)]);
-        assert_eq!(bare(&mixed, &addresses(&mixed, F32)).instance, Instance::Generic);
-        assert_eq!(bare(&core(model(), false, &[]), &[]).instance, Instance::Generic);
+        assert_eq!(bare(&mixed, &addresses(&mixed, F32)).choice, Choice::Generic(Reason::Differ(0, 1)));
+        let empty = core(model(), false, &[]);
+        assert_eq!(bare(&empty, &[]).choice, Choice::Generic(Reason::Empty));
+        // Reasons in words name tensors and settings.
+        let told = |core: &Core| bare(core, &addresses(core, F32)).choice.explain(core);
+        assert_eq!(told(&core(model(), false, &[(10, F32)])), "f32");
+        assert!(told(&mixed).contains("tensors `t0` and `t1` differ"), "{}", told(&mixed));
+        assert!(told(&core(model(), true, &[(10, F32)])).contains("`t0` has norm lock"));
+        assert!(told(&core(model(), false, &[(10, F64)])).contains("f64 parameters"));
+        let plain = Adaptive { averaging: 0.0, ..Adaptive::default() };
+        assert!(told(&core(plain, false, &[(10, F32)])).contains("the adaptive method with these settings"));
     }
 }

@@ -3,8 +3,10 @@
 
 use super::DeviceOptimizer;
 use super::plan::{Extent, Plan};
+use super::ranks::Ranks;
 use crate::backend::abi::{
-    RFD_INLINE_TENSORS, RFD_METHOD_FITTED, RFD_TENSOR_MATRIX, RfdStep, RfdTable, RfdTensorHistory,
+    RFD_INLINE_TENSORS, RFD_METHOD_FITTED, RFD_TENSOR_COUNTS, RFD_TENSOR_MATRIX, RfdStep, RfdTable,
+    RfdTensorHistory,
 };
 use crate::backend::executor::{Instance, Kernel, Launch, Stream};
 use crate::backend::words::Plain;
@@ -28,7 +30,6 @@ pub(super) struct Prepared {
     stored: bool,
 }
 
-/// Writes the numbers of a step, or their addresses, into the launch's parameters.
 /// The instance that sums the squares of parameters of these formats: a lean one where all are alike.
 pub(super) fn measuring(formats: impl Iterator<Item = DType>) -> Instance {
     let formats: Vec<DType> = formats.collect();
@@ -38,6 +39,7 @@ pub(super) fn measuring(formats: impl Iterator<Item = DType>) -> Instance {
     }
 }
 
+/// Writes the numbers of a step, or their addresses, into the launch's parameters.
 fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
     match input.loss {
         RawNumber::Host(value) => {
@@ -82,10 +84,7 @@ impl DeviceOptimizer {
                 .map(|(k, _)| k)
                 .collect();
             // SAFETY: the caller vouches for the addresses.
-            unsafe {
-                self.measure(tensors, stream)?;
-                self.fill_masters(&unfilled, tensors, stream)?;
-            }
+            unsafe { self.fill_masters(&unfilled, tensors, stream)? };
             self.prepared = Some(self.lay_out(tensors));
         }
         let prepared = self.prepared.as_ref().expect("made above");
@@ -178,17 +177,36 @@ impl DeviceOptimizer {
         Ok(())
     }
 
-    /// Lets the method take from the parameters what it remembers of them, once: their squared norms, formed
-    /// as those of gradients are.
+    /// Lets the method take from the parameters what it remembers of them, once.
     ///
     /// # Safety
-    /// As [`DeviceOptimizer::step`], for the parameters.
+    /// As [`DeviceOptimizer::step`], for the parameters, whose addresses are checked.
     pub(super) unsafe fn measure(&mut self, tensors: &[RawTensor], stream: Stream) -> Result<()> {
+        if self.unmeasured.is_some() {
+            let expected = "call `init_master_weights`, or take a step, before the capture begins";
+            // SAFETY: the caller vouches for the parameters.
+            unsafe { self.sum_parameters(tensors, None, expected, stream)? };
+            self.unmeasured = None;
+        }
+        Ok(())
+    }
+
+    /// Queues what [`DeviceOptimizer::measure`] takes, the squared norms of the parameters, formed as those
+    /// of gradients are: to the history, or to the numbers of these ranks.
+    ///
+    /// # Safety
+    /// As [`DeviceOptimizer::measure`].
+    pub(super) unsafe fn sum_parameters(
+        &self,
+        tensors: &[RawTensor],
+        ranks: Option<&Ranks>,
+        expected: &str,
+        stream: Stream,
+    ) -> Result<()> {
         let Some(applied) = self.unmeasured else { return Ok(()) };
         if self.device.executor().capturing(stream)? {
-            let expected = "replays of this capture would take the sizes of the parameters over and over; call \
-                            `init_master_weights`, or take a step, before the capture begins";
-            return Err(Error::Device(expected.into()));
+            let problem = "replays of this capture would take the sizes of the parameters over and over";
+            return Err(Error::Device(format!("{problem}; {expected}")));
         }
         let indices: Vec<usize> = (0..tensors.len()).collect();
         for batch in indices.chunks(INLINE) {
@@ -201,7 +219,7 @@ impl DeviceOptimizer {
                     ..tensors[k]
                 };
                 *tensor = extent.place(&self.core, k, &self.buffers[k], &values, Rows::CHUNKS);
-                tensor.flags &= RFD_TENSOR_MATRIX as u8;
+                tensor.flags &= (RFD_TENSOR_MATRIX | RFD_TENSOR_COUNTS) as u8;
             }
             let mut step = RfdStep {
                 chunks: extent.chunks,
@@ -214,6 +232,9 @@ impl DeviceOptimizer {
             step.adaptive.history =
                 self.history.of_tensors(applied, batch[0], RfdTensorHistory::FIELDS.len());
             self.workspace.place(&mut step);
+            if let Some(ranks) = ranks {
+                ranks.place(&mut step, batch[0], ranks.numbers());
+            }
             let instance = measuring(batch.iter().map(|&k| self.core.specs()[k].dtype));
             for kernel in [Kernel::norm(instance), Kernel::MEASURE] {
                 let grid = if kernel == Kernel::MEASURE { 1 } else { self.grid(kernel, &step)?.max(1) };
@@ -223,7 +244,6 @@ impl DeviceOptimizer {
                 unsafe { self.device.executor().launch(&launch, stream)? };
             }
         }
-        self.unmeasured = None;
         Ok(())
     }
 }

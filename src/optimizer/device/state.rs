@@ -85,6 +85,7 @@ impl DeviceOptimizer {
         }
         // The next step has to look which master weights to fill.
         self.prepared = None;
+        self.half = None;
         let lacks = self.core.method().descent().lacks_measures(&state.history);
         self.unmeasured = lacks.then_some(state.applied_steps);
         self.history.write(state.applied_steps, &state.history, stream)?;
@@ -102,7 +103,7 @@ impl DeviceOptimizer {
     }
 
     fn layout(&self, tensor: usize) -> VariancesLayout {
-        VariancesLayout::of(self.core.parts()[tensor].rows, self.core.lens()[tensor])
+        VariancesLayout::of(&self.core.parts()[tensor], self.core.lens()[tensor])
     }
 
     fn read(&self, address: u64, bytes: usize, stream: Stream) -> Result<Vec<u8>> {

@@ -14,9 +14,9 @@ impl Optimizer {
     /// The first half of a step in sharded training: what the step is decided by, of this rank's parameters
     /// and gradients. Nothing changes.
     ///
-    /// Squares are plain f64: f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`] rescales
-    /// them. Where any gradient is not finite, counted or not, a number isn't; neither is the sum over ranks,
-    /// and all skip.
+    /// Squares are plain f64: those of f64 gradients beyond 10¹⁵⁰ overflow here, where [`Optimizer::step`]
+    /// rescales them, and with the adaptive method those below 10⁻¹⁵⁰ underflow. Where any gradient is not
+    /// finite, counted or not, a number isn't; neither is the sum over ranks, and all skip.
     ///
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::InvalidArgument`] when a group has norm lock: a shard doesn't know
@@ -41,8 +41,7 @@ impl Optimizer {
             vec![0.0; params.len()]
         };
         let mut sums = cpu::Norms::default();
-        self.form_norms(grads, grad_scale, &mut sums);
-        let exponent = power_of_two(sums.squares.exponent);
+        self.form_norms(grads, grad_scale, false, &mut sums);
         let mut values = Vec::with_capacity(self.core.sums_len());
         let mut rows = Vec::with_capacity(params.len());
         for (k, (of_rows, columns)) in sums.rows.into_iter().zip(sums.columns).enumerate() {
@@ -51,7 +50,7 @@ impl Optimizer {
             let holds = self.core.lens()[k] > 0;
             let numbers = TensorNumbers {
                 elements: grads[k].len().unwrap_or(0) as f64,
-                squares: sums.squares.squares[k] * exponent * exponent,
+                squares: sums.squares.squares[k],
                 direction: if shares { 0.0 } else { sums.directions[k] },
                 sampled: sums.sampled[k] * part.share,
                 parameter: parameters[k],
@@ -68,7 +67,7 @@ impl Optimizer {
 
     fn local_norms(&self, grads: &[GradRef<'_>]) -> Vec<f64> {
         let mut sums = cpu::Norms::default();
-        self.form_norms(grads, 1.0, &mut sums);
+        self.form_norms(grads, 1.0, true, &mut sums);
         let norms = sums.squares;
         if norms.squares.iter().any(|square| !square.is_finite()) {
             // Also from a tensor that does not count: then every rank has to skip.
@@ -127,10 +126,10 @@ impl Optimizer {
                 numbers.takes_part(&self.core, k, here)
             })
             .collect::<Result<_>>()?;
-        self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
+        self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
         let squares = numbers.iter().map(|numbers| numbers.squares).collect();
         let squares = cpu::SquaredNorms { squares, exponent: 0 };
         let norms = Norms::new(self.total_where(&squares, |_| true), input.grad_scale);

@@ -216,7 +216,7 @@ impl Optimizer {
         grads: &[GradRef<'_>],
         input: &StepInput,
     ) -> StepReport {
-        self.form_norms(grads, input.grad_scale, &mut space.norms);
+        self.form_norms(grads, input.grad_scale, true, &mut space.norms);
         let cpu::Norms { squares, directions, sampled, columns, rows, .. } = &space.norms;
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
@@ -258,8 +258,8 @@ impl Optimizer {
         descent.measure(&mut self.history, self.core.specs(), &mean_squares);
     }
 
-    /// What the method decides by.
-    fn form_norms(&self, grads: &[GradRef<'_>], grad_scale: f64, norms: &mut cpu::Norms) {
+    /// What the method decides by; `rescales` as in [`cpu::Norms::form_with_rows`].
+    fn form_norms(&self, grads: &[GradRef<'_>], grad_scale: f64, rescales: bool, norms: &mut cpu::Norms) {
         let Self { core, buffers, history, .. } = self;
         if !core.method().descent().has_rows() {
             return norms.form_without_rows(grads);
@@ -275,7 +275,7 @@ impl Optimizer {
             }
         };
         let rows_of = |tensor: usize| core.parts()[tensor].rows;
-        norms.form_with_rows(grads, rows_of, moving, 1.0 / grad_scale, self.applied_steps);
+        norms.form_with_rows(grads, rows_of, moving, 1.0 / grad_scale, self.applied_steps, rescales);
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.

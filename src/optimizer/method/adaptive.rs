@@ -19,7 +19,7 @@ use crate::optimizer::state::damaged_history;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
     /// β, the decay of the averages of gradients and losses, in [0, 1). 0 means no averages, and no buffer
-    /// for that of the gradients. Default 0.9. The buffer is f32 for all but f64 parameters.
+    /// for that of the gradients. Default 0.85. The buffer is f32 for all but f64 parameters.
     pub averaging: f64,
     /// The largest lower bound of the loss that is known; steps with a loss below it are skipped. Default
     /// `None`: losses are taken to have the bound 0 until one is negative, and then to have none.
@@ -28,7 +28,7 @@ pub struct Adaptive {
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self { averaging: 0.9, loss_bound: None }
+        Self { averaging: 0.85, loss_bound: None }
     }
 }
 
