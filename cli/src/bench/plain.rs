@@ -286,8 +286,8 @@ mod tests {
             };
             run.run(&grads, (threads > 1).then_some(&pool));
             assert!((run.velocity.iter().enumerate()).all(|(k, &v)| (f64::from(v) - next(k)).abs() < 1e-6));
-            for k in 0..len {
-                let expected = params[k].to_f64() + rate * next(k);
+            for (k, before) in params.iter().enumerate() {
+                let expected = before.to_f64() + rate * next(k);
                 // Sums in f32 are no better.
                 let near = |x: f64, rounding: f64| (x - expected).abs() < rounding * (1.0 + expected.abs());
                 assert!(near(run.params[k].to_f64(), E::ROUNDING + 1e-4));

@@ -383,7 +383,8 @@ mod x86 {
         fn mix(self, x: [u64; COUNTERS], y: [u64; COUNTERS], key: u32) -> [u64; COUNTERS] {
             // SAFETY: as in `vectors`.
             unsafe {
-                let ([a, b], [c, d]): ([__m256i; 2], [__m256i; 2]) = (transmute(x), transmute(y));
+                let [a, b]: [__m256i; 2] = transmute(x);
+                let [c, d]: [__m256i; 2] = transmute(y);
                 let key = _mm256_set1_epi64x(i64::from(key));
                 let mix = |x, y| _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64::<32>(x), y), key);
                 transmute([mix(a, c), mix(b, d)])
