@@ -620,7 +620,7 @@ typedef struct rfd_adaptive {
      */
     size_t size;
     /**
-     * Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
+     * Decay of the averages of gradients and losses, in [0, 1). Default 0.85; with 0 no buffer is kept.
      */
     double averaging;
     /**

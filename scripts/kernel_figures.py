@@ -80,8 +80,8 @@ def table(disassembly, resources):
     return "\n".join(rows)
 
 
-def replaced(document, new):
-    """The document with its table replaced, and the table that it had."""
-    before, rest = document.split(BEGIN)
-    old, after = rest.split(END)
-    return f"{before}{BEGIN}\n{new}\n{END}{after}", old.strip()
+def replaced(document, new, begin=BEGIN, end=END):
+    """The document with its table, between two marks, replaced, and the table that it had."""
+    before, rest = document.split(begin)
+    old, after = rest.split(end)
+    return f"{before}{begin}\n{new}\n{end}{after}", old.strip()

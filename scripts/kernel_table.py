@@ -3,6 +3,8 @@ preprocessor expands them: entries that end with a semicolon and begin with the 
 
 import sys
 
+import machine_code
+
 
 def camel(name):
     return "".join(part.capitalize() for part in name.split("_"))
@@ -61,6 +63,17 @@ print("/// PTX for compute capability 7.0 and newer, part by part.")
 print('#[cfg(feature = "cuda")]')
 print(f"pub(crate) const PTX: [&str; {len(parts)}] = [")
 print("\n".join(f'include_str!("../../kernels/prebuilt/{part}.ptx"),' for part in parts))
+print("];")
+print("/// Of each part a line of text and deflated machine code.")
+print('#[cfg(feature = "cuda")]')
+print(f"pub(crate) type Packed = [&'static [u8]; {len(parts)}];")
+print("/// Machine code, after the compute capability that it is for.")
+print('#[cfg(feature = "cuda")]')
+print(f"pub(crate) const MACHINE_CODE: [((i32, i32), Packed); {len(machine_code.ARCHITECTURES)}] = [")
+for major, minor in machine_code.ARCHITECTURES:
+    print(f"(({major}, {minor}), [")
+    print("\n".join(f'include_bytes!("../../kernels/prebuilt/{machine_code.name(part, (major, minor))}"),' for part in parts))
+    print("]),")
 print("];")
 print("/// What an instance is compiled for, and as.")
 print("#[derive(Debug)]")

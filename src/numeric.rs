@@ -26,9 +26,12 @@ pub(crate) fn power_of_two(exponent: i32) -> f64 {
 /// fold in the tree.
 pub(crate) fn fold(terms: impl IntoIterator<Item = f64>) -> f64 {
     let mut terms = terms.into_iter();
-    // Most lists are short; leaves that are 0 at the upper half of a tree change nothing.
-    let (mut first, mut count) = ([0.0; GROUP], 0);
-    for (leaf, term) in first.iter_mut().zip(&mut terms) {
+    // Most lists are short, many of one term; leaves that are 0 at the upper half of a tree change nothing.
+    let only = terms.next().map_or(0.0, |term| 0.0 + term);
+    let Some(second) = terms.next() else { return only };
+    let (mut first, mut count) = ([0.0; GROUP], 2);
+    (first[0], first[1]) = (only, 0.0 + second);
+    for (leaf, term) in first[2..].iter_mut().zip(&mut terms) {
         *leaf += term;
         count += 1;
     }

@@ -176,9 +176,9 @@ impl<'a> ParamMut<'a> {
         each_param!(self, p => GradRef::from(&p[..]))
     }
 
-    /// Takes the first elements off, which must be as many.
-    pub(crate) fn split_off(&mut self, count: usize) -> ParamMut<'a> {
-        each_param!(self, p => p.split_off_mut(..count).unwrap_or_default().into())
+    /// Takes the elements from one on off, of which there must be as many before.
+    pub(crate) fn split_off(&mut self, first: usize) -> ParamMut<'a> {
+        each_param!(self, p => p.split_off_mut(first..).unwrap_or_default().into())
     }
 }
 

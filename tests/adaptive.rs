@@ -653,7 +653,7 @@ fn a_state_of_another_averaging_or_with_impossible_values_is_refused() {
     let state = saved.state_to_bytes().unwrap();
     let mut other = optimizer(Adaptive { averaging: 0.5, ..Adaptive::default() }, &values);
     let text = other.load_state_from_bytes(&state).unwrap_err().to_string();
-    assert!(text.contains("averaging 0.9") && text.contains("0.5"), "{text}");
+    assert!(text.contains("averaging 0.85") && text.contains("0.5"), "{text}");
 
     // Edited in place, to a text of the same length.
     let edited = |from: &str, to: &str| {
@@ -895,5 +895,5 @@ fn bits_of_a_run_are_fixed() {
         .concat()
         .iter()
         .fold(0xCBF2_9CE4_8422_2325_u64, |hash, &word| (hash ^ word).wrapping_mul(0x0100_0000_01B3));
-    assert_eq!(format!("{hash:016x}"), "365770b3aafc6b51");
+    assert_eq!(format!("{hash:016x}"), "ddf6f0d38c3a8561");
 }

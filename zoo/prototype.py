@@ -14,7 +14,7 @@ class Prototype(torch.optim.Optimizer):
             "variances": "separable",
             "rate": 0.03,
             "share": 0.5,
-            "averaging": 0.9,
+            "averaging": 0.85,
             "variance_decay": 0.98,
             "floor": 0.03,
             "size": 0.1,

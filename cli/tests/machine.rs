@@ -1,6 +1,8 @@
 //! `rfdescent doctor` and `rfdescent bench` as a user runs them, with and without a GPU; what shells and man
 //! are given.
 
+use std::collections::HashSet;
+
 use assert_cmd::Command;
 use predicates::prelude::*;
 use serde_json::Value;
@@ -74,43 +76,75 @@ fn a_driver_library_that_cannot_be_loaded_is_named_with_the_loaders_reason() {
 }
 
 #[test]
-fn the_benchmark_counts_bytes_and_checks_the_step() {
-    for (dtype, bytes, rounding) in [("f32", 16, 24), ("bf16", 8, 8)] {
-        let report = json(&["bench", "--parameters", "100003", "--tensors", "7", "--dtype", dtype]);
-        assert_eq!(report["fitted_bytes_per_parameter"], bytes);
-        assert_eq!((&report["parameters"], &report["tensors"]), (&100_003.into(), &7.into()));
-        let number = |name: &str| report[name].as_f64().unwrap();
-        // GB/s and µs are two forms of one time; three roundings.
-        let gigabytes = f64::from(bytes) * 100_003.0 / number("fitted_step_us") * 1e-3;
-        assert!((number("fitted_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
-        // The average of gradients is f32: read twice, written once.
-        assert_eq!(report["adaptive_bytes_per_parameter"], bytes + 12);
-        let gigabytes = f64::from(bytes + 12) * 100_003.0 / number("adaptive_step_us") * 1e-3;
-        assert!((number("adaptive_gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
-        for (method, of_loop) in [("fitted", "plain_loop"), ("adaptive", "adaptive_plain_loop")] {
-            let ratio = number(&format!("{method}_step_us")) / number(&format!("{of_loop}_us"));
-            assert!((number(&format!("{method}_over_plain_loop")) / ratio - 1.0).abs() < 1e-14);
+fn the_benchmark_counts_bytes_and_checks_every_kind_of_step() {
+    let of = |dtype: &str| json(&["bench", "--parameters", "10003", "--tensors", "7", "--dtype", dtype]);
+    for (dtype, size, rounding) in [("f32", 4, 24), ("f16", 2, 11), ("bf16", 2, 8)] {
+        let report = of(dtype);
+        assert_eq!(report["tensors"], 7);
+        let threads: HashSet<u64> = (report["steps"].as_array().unwrap().iter())
+            .map(|step| step["threads"].as_u64().unwrap())
+            .collect();
+        assert!(threads.contains(&1));
+        // Gradients are read twice and parameters read and written, or written beside master weights; the
+        // average of gradients is f32: read twice, written once.
+        let mut bytes = vec![("fitted", 4 * size), ("momentum", 4 * size + 8), ("adaptive", 4 * size + 12)];
+        if size == 2 {
+            bytes.extend([("fitted, master weights", 14), ("adaptive, stochastic rounding", 20)]);
         }
-        // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
-        assert!(number("largest_error") > 0.0 && number("largest_error") < 4.0 * 0.5f64.powi(rounding));
+        for (kind, bytes) in bytes {
+            let steps: Vec<&Value> =
+                report["steps"].as_array().unwrap().iter().filter(|step| step["kind"] == kind).collect();
+            assert_eq!(steps.len(), threads.len(), "{kind}");
+            for step in steps {
+                assert_eq!((&step["dtype"], &step["parameters"]), (&dtype.into(), &10_003.into()));
+                assert_eq!(step["bytes_per_parameter"], bytes, "{kind}");
+                let number = |name: &str| step[name].as_f64().unwrap();
+                // GB/s and µs are two forms of one time; three roundings.
+                let gigabytes = f64::from(bytes) * 10_003.0 / number("step_us") * 1e-3;
+                assert!((number("gb_per_second") / gigabytes - 1.0).abs() < 1e-14);
+                let [low, high] = [0, 1].map(|k| step["quartiles"][k].as_f64().unwrap());
+                assert!(0.0 < low && low <= number("over_plain_loop") && number("over_plain_loop") <= high);
+                assert!(number("plain_loop_us") > 0.0);
+                // Parameters are below 1/2 and change by less: four roundings of numbers below 1.
+                let bound = 4.0 * 0.5f64.powi(rounding);
+                assert!(number("largest_error") > 0.0 && number("largest_error") < bound, "{kind}");
+            }
+        }
+        for method in ["fitted", "adaptive"] {
+            for what in ["tensor", "element"] {
+                assert!(report[format!("{method}_{what}_ns")].as_f64().unwrap() > 0.0);
+            }
+        }
     }
-    let text = rfdescent(&["bench", "--parameters", "5", "--tensors", "5"]).assert().success();
-    // Each row says of which method it is.
-    let text = String::from_utf8(text.get_output().stdout.clone()).unwrap();
-    let names: Vec<&str> = text.lines().map(|line| line[..18].trim_end()).collect();
-    let methods = ["fitted step", "fitted bytes", "adaptive step", "adaptive bytes", "adaptive / fitted"];
-    assert_eq!(names[2..7], methods, "{text}");
-    let loops = ["plain loop", "fitted / plain", "averaging loop", "adaptive / loop", "check"];
-    assert_eq!(names[7..], loops, "{text}");
-    assert!(text.contains("\nfitted bytes       16 a parameter\n"), "{text}");
-    assert!(text.contains("\nadaptive bytes     28 a parameter\n"), "{text}");
+}
+
+#[test]
+fn the_benchmark_prints_a_row_for_each_kind_of_step() {
+    let text = |more: &str| {
+        let few = ["bench", "--parameters", "5", "--tensors", "5", "--dtype", "f32"];
+        let mut command = rfdescent(&few);
+        let command = command.env("RAYON_NUM_THREADS", "1").args((!more.is_empty()).then_some(more));
+        String::from_utf8(command.assert().success().get_output().stdout.clone()).unwrap()
+    };
+    let rows = text("");
+    for kind in ["fitted", "momentum", "adaptive"] {
+        let is_row = |line: &&str| line.starts_with(&format!("f32   {kind} "));
+        assert_eq!(rows.lines().filter(is_row).count(), 1, "{rows}");
+    }
+    assert!(rows.contains("a step over one f32"), "{rows}");
+    let table = text("--table");
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(&lines[..2], ["| step | 5e0, 1 thread |", "|---|---|"], "{table}");
+    let kinds: Vec<&str> = lines[2..5].iter().map(|line| line.split('|').nth(1).unwrap().trim()).collect();
+    assert_eq!(kinds, ["f32, fitted", "f32, momentum", "f32, adaptive"]);
+    assert!(lines[5].is_empty() && lines[6].contains("One more vector of 64 f32 costs"), "{table}");
 }
 
 #[test]
 fn the_benchmark_of_a_device_that_is_not_there_says_so() {
     if json(&["doctor"])["choice"]["target"] == "cuda" {
         let report = json(&["bench", "--device", "cuda", "--parameters", "100003"]);
-        assert!(report["fitted_step_us"].as_f64().unwrap() > 0.0 && report["plain_loop_us"].is_null());
+        assert!(report["fitted_step_us"].as_f64().unwrap() > 0.0);
         assert!(report["adaptive_step_us"].as_f64().unwrap() > 0.0);
         return;
     }
@@ -127,7 +161,10 @@ fn bad_usage() {
         (&["--parameters", "0"][..], ["--parameters", "1..="]),
         (&["--parameters", "3", "--tensors", "4"], ["--tensors 4", "3 parameters"]),
         (&["--tensors", "-1"], ["--tensors", "-1"]),
-        (&["--dtype", "f64"], ["--dtype", "f32, bf16"]),
+        (&["--tensors", "200000"], ["--tensors 200000", "100000 parameters"]),
+        (&["--dtype", "f64"], ["--dtype", "f32, f16, bf16"]),
+        (&["--device", "cuda", "--table"], ["--table", "--device cuda"]),
+        (&["--json", "--table"], ["--table", "--json"]),
         (&["--device", "tpu"], ["--device", "cpu, cuda"]),
     ] {
         let assert = rfdescent(&["bench"]).args(arguments).assert().code(2).stdout("");

@@ -151,6 +151,63 @@ pub(crate) const PTX: [&str; 21] = [
     include_str!("../../kernels/prebuilt/halves.ptx"),
     include_str!("../../kernels/prebuilt/common.ptx"),
 ];
+/// Of each part a line of text and deflated machine code.
+#[cfg(feature = "cuda")]
+pub(crate) type Packed = [&'static [u8]; 20];
+/// Machine code, after the compute capability that it is for.
+#[cfg(feature = "cuda")]
+pub(crate) const MACHINE_CODE: [((i32, i32), Packed); 2] = [
+    (
+        (8, 0),
+        [
+            include_bytes!("../../kernels/prebuilt/f32.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16.sm_80"),
+            include_bytes!("../../kernels/prebuilt/bf16_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f16_master.sm_80"),
+            include_bytes!("../../kernels/prebuilt/f16_master_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/generic.sm_80"),
+            include_bytes!("../../kernels/prebuilt/generic_apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/common.sm_80"),
+        ],
+    ),
+    (
+        (9, 0),
+        [
+            include_bytes!("../../kernels/prebuilt/f32.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_momentum_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f32_averaged_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_momentum_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_master_averaged_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16.sm_90"),
+            include_bytes!("../../kernels/prebuilt/bf16_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f16_master.sm_90"),
+            include_bytes!("../../kernels/prebuilt/f16_master_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/generic.sm_90"),
+            include_bytes!("../../kernels/prebuilt/generic_apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/common.sm_90"),
+        ],
+    ),
+];
 /// What an instance is compiled for, and as.
 #[derive(Debug)]
 pub(crate) struct Entry {

@@ -15,8 +15,12 @@ pub struct Core {
     options: Options,
     specs: Vec<TensorSpec>,
     lens: Vec<usize>,
+    /// Of all tensors.
+    elements: usize,
     /// By tensor.
     parts: Vec<Part>,
+    /// A tensor that is a part of a whole one, where that matters to the method.
+    first_part: Option<usize>,
 }
 
 impl Core {
@@ -30,7 +34,10 @@ impl Core {
         let has_rows = method.descent().has_rows();
         let part = |(spec, &len)| if has_rows { Part::of(spec, len) } else { Ok(Part::without_rows(len)) };
         let parts = specs.iter().zip(&lens).map(part).collect::<Result<_>>()?;
-        Ok(Self { method, options, specs, lens, parts })
+        // No more than a part of the lists can lie in memory at a time.
+        let elements = lens.iter().fold(0_usize, |sum, &len| sum.saturating_add(len));
+        let first_part = specs.iter().position(|spec| has_rows && spec.whole.is_some());
+        Ok(Self { method, options, specs, lens, elements, parts, first_part })
     }
 
     /// How steps are chosen.
@@ -56,6 +63,11 @@ impl Core {
     /// Number of elements, by tensor.
     pub(crate) fn lens(&self) -> &[usize] {
         &self.lens
+    }
+
+    /// Of all tensors.
+    pub(crate) fn elements(&self) -> usize {
+        self.elements
     }
 
     /// The rows that each tensor is cut into, chunks for a method without rows, and its place in a whole one.
@@ -127,8 +139,7 @@ impl Core {
 
     /// A tensor that is a part of a whole one, where that matters to the method.
     pub(crate) fn first_part(&self) -> Option<&TensorSpec> {
-        let matters = self.method.descent().has_rows();
-        self.specs.iter().find(|spec| matters && spec.whole.is_some())
+        self.first_part.map(|tensor| &self.specs[tensor])
     }
 
     /// An error unless a list has something for each tensor.

@@ -3,11 +3,12 @@
 // the backend relies on: no current context, an unbalanced stack of contexts, memory outside of any
 // allocation, anything forbidden in a capture.
 //
-// FAKE_CUDA_VERSION, FAKE_CUDA_MAJOR and FAKE_CUDA_JIT change the driver's version, the compute capability,
-// and whether PTX compiles.
+// FAKE_CUDA_VERSION, FAKE_CUDA_MAJOR, FAKE_CUDA_JIT and FAKE_CUDA_MACHINE_CODE change the driver's version,
+// the compute capability, and whether PTX compiles and machine code is taken.
 
 #include "../../kernels/abi.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +26,7 @@ namespace {
 
 // Values of cuda.h.
 constexpr int SUCCESS = 0, INVALID_VALUE = 1, INVALID_DEVICE = 101, NOT_FOUND = 500, TOO_LARGE = 720, INVALID_PTX = 218,
-              IMPLICIT_CAPTURE = 906;
+              IMPLICIT_CAPTURE = 906, NO_BINARY = 209;
 constexpr int MULTIPROCESSORS = 16, MAJOR = 75, MINOR = 76, COOPERATIVE = 95, POINTER_DEVICE = 9;
 
 using Command = std::function<void()>;
@@ -135,6 +136,47 @@ int setting(const char* name, int otherwise)
 {
     const char* value = std::getenv(name);
     return value != nullptr ? std::atoi(value) : otherwise;
+}
+
+// Device code, as text or machine code.
+using Module = std::string;
+
+// Where an ELF file ends: behind its last section or table of headers.
+size_t elf_size(const unsigned char* image)
+{
+    const auto number = [](const unsigned char* at, size_t bytes) {
+        uint64_t value = 0;
+        std::memcpy(&value, at, bytes);
+        return value;
+    };
+    const uint64_t sections = number(image + 40, 8), count = number(image + 60, 2);
+    const uint64_t programs = number(image + 32, 8) + number(image + 54, 2) * number(image + 56, 2);
+    uint64_t end = std::max(programs, sections + 64 * count);
+    constexpr uint64_t NOBITS = 8;
+    for (uint64_t k = 0; k < count; ++k) {
+        const unsigned char* section = image + sections + 64 * k;
+        if (number(section + 4, 4) != NOBITS) {
+            end = std::max(end, number(section + 24, 8) + number(section + 32, 8));
+        }
+    }
+    return end;
+}
+
+// What an image is loaded as; none where it is for another device.
+Module* module_of(const void* image)
+{
+    const auto* bytes = static_cast<const unsigned char*>(image);
+    if (std::memcmp(bytes, "\x7f" "ELF", 4) != 0) {
+        return new Module(static_cast<const char*>(image));
+    }
+    if (reinterpret_cast<uintptr_t>(image) % 16 != 0) {
+        broken("machine code that is not aligned");
+    }
+    // The architecture, in the header's flags.
+    if (setting("FAKE_CUDA_MACHINE_CODE", 1) == 0 || bytes[48] / 10 != setting("FAKE_CUDA_MAJOR", 9)) {
+        return nullptr;
+    }
+    return new Module(static_cast<const char*>(image), elf_size(bytes));
 }
 
 // The kernels of benches/support/ceiling.cu, of which only that counts which changes memory: there is no
@@ -301,32 +343,39 @@ int cuModuleLoadDataEx(void** module, const void* image, unsigned count, const i
         broken("options of the compiler");
     }
     static_cast<char*>(values[0])[0] = 0;
-    if (setting("FAKE_CUDA_JIT", 1) == 0) {
+    Module* loaded = module_of(image);
+    if (loaded == nullptr) {
+        return NO_BINARY;
+    }
+    if (loaded->front() != '\x7f' && setting("FAKE_CUDA_JIT", 1) == 0) {
+        delete loaded;
         std::strcpy(static_cast<char*>(values[0]), "ptxas fatal: fake");
         return INVALID_PTX;
     }
-    *module = strdup(static_cast<const char*>(image));
+    *module = loaded;
     return SUCCESS;
 }
 
 int cuModuleLoadData(void** module, const void* image)
 {
     forbid_unless_relaxed("cuModuleLoadData");
-    *module = strdup(static_cast<const char*>(image));
-    return SUCCESS;
+    *module = module_of(image);
+    return *module != nullptr ? SUCCESS : NO_BINARY;
 }
 
 int cuModuleUnload(void* module)
 {
     require_context();
-    std::free(module);
+    delete static_cast<Module*>(module);
     return SUCCESS;
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name)
 {
     forbid_unless_relaxed("cuModuleGetFunction");
-    if (std::strstr(static_cast<const char*>(module), (std::string(".entry ") + name + "(").c_str()) == nullptr) {
+    const Module& code = *static_cast<const Module*>(module);
+    const std::string in_text = std::string(".entry ") + name + "(", in_machine_code = std::string(".text.") + name + '\0';
+    if (code.find(in_text) == Module::npos && code.find(in_machine_code) == Module::npos) {
         return NOT_FOUND;
     }
     *function = strdup(name);

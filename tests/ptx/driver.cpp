@@ -283,7 +283,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int)
 {
     switch (attribute) {
         case MULTIPROCESSORS: *value = static_cast<int>(setting("PTXEMU_BLOCKS", 8)); return SUCCESS;
-        case MAJOR: *value = 9; return SUCCESS;
+        // For which the library has no machine code.
+        case MAJOR: *value = 7; return SUCCESS;
         case MINOR: *value = 0; return SUCCESS;
         case COOPERATIVE: *value = setting("PTXEMU_COOPERATIVE", 1) != 0; return SUCCESS;
         default: return INVALID_VALUE;

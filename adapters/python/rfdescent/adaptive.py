@@ -103,7 +103,7 @@ class AdaptiveRFD(Descent):
         self,
         params: Iterable[Any],
         *,
-        averaging: float = 0.9,
+        averaging: float = 0.85,
         loss_bound: float | None = None,
         lr: float = 1,
         weight_decay: float = 0,

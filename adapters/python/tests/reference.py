@@ -62,7 +62,7 @@ class AdaptiveReference:
     LARGEST_RATE, LOSS_SHARE, FLOOR, DECAY = 0.03, 0.5, 0.03, 0.98
     RAMP, WINDOW, SHARE, SETTLED = 8, 16, 0.05, 10
 
-    def __init__(self, groups, averaging=0.9, loss_bound=None):
+    def __init__(self, groups, averaging=0.85, loss_bound=None):
         """Groups are dicts of `params` and the settings of AdaptiveRFD's groups."""
         defaults = {"lr": 1.0, "weight_decay": 0.0, "length_scale_factor": 1.0}
         self.groups = [{**defaults, **group} for group in groups]

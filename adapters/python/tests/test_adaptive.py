@@ -344,7 +344,7 @@ def test_states_are_of_one_method(cov):
     with pytest.raises(ValueError, match="no b_size_inv in its groups, so it is not RFD's"):
         fitted.load_state_dict(adaptive.state_dict())
     other = AdaptiveRFD(model.parameters(), averaging=0.5)
-    with pytest.raises(ValueError, match=r"has averaging = 0.9, but the optimizer was made with 0.5"):
+    with pytest.raises(ValueError, match=r"has averaging = 0.85, but the optimizer was made with 0.5"):
         other.load_state_dict(adaptive.state_dict())
     assert other.param_groups[0]["averaging"] == 0.5
     train(model, adaptive, 1)
@@ -524,7 +524,7 @@ def test_keys_that_are_no_settings_of_a_group(key):
 
 def test_averaging_is_fixed():
     p = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(ValueError, match=r"param_groups\[0\] has averaging = 0.5, but .* made with 0.9"):
+    with pytest.raises(ValueError, match=r"param_groups\[0\] has averaging = 0.5, but .* made with 0.85"):
         AdaptiveRFD([{"params": [p], "averaging": 0.5}])
     optimizer = AdaptiveRFD([p], averaging=np.float32(0.75))
     p.grad = torch.ones(2)

@@ -127,7 +127,7 @@ pub unsafe extern "C" fn rfd_optimizer_set_fitted(
 pub struct rfd_adaptive {
     /// sizeof(rfd_adaptive).
     pub size: usize,
-    /// Decay of the averages of gradients and losses, in [0, 1). Default 0.9; with 0 no buffer is kept.
+    /// Decay of the averages of gradients and losses, in [0, 1). Default 0.85; with 0 no buffer is kept.
     pub averaging: f64,
     /// The largest number known that no loss falls below; a step with a loss below it is skipped. Default
     /// -INFINITY, for none known: losses are taken to have the bound 0 until one is negative, and then to
@@ -137,7 +137,7 @@ pub struct rfd_adaptive {
     pub reserved: u32,
 }
 
-versioned!(rfd_adaptive { averaging: 0.9, loss_bound: f64::NEG_INFINITY });
+versioned!(rfd_adaptive { averaging: 0.85, loss_bound: f64::NEG_INFINITY });
 
 impl rfd_adaptive {
     pub(super) fn convert(&self) -> Result<Adaptive> {

@@ -990,7 +990,7 @@ static void adaptive(void) {
     FAILS(RFD_ERROR_NULL, "rfd_adaptive", rfd_adaptive_init(NULL, sizeof settings));
     FAILS(RFD_ERROR_STRUCT_SIZE, "rfd_adaptive", rfd_adaptive_init(&settings, sizeof settings + 8));
     OK(rfd_adaptive_init(&settings, sizeof settings));
-    CHECK(settings.averaging == 0.9 && settings.loss_bound == -INFINITY && settings.reserved == 0);
+    CHECK(settings.averaging == 0.85 && settings.loss_bound == -INFINITY && settings.reserved == 0);
     rfd_group group;
     OK(rfd_group_init(&group, sizeof group));
     rfd_optimizer_options options;

@@ -210,7 +210,7 @@ static void models_and_steps(const std::string &folder) {
 
 static void adaptive_steps() {
     auto adaptive = rfd::adaptive();
-    CHECK(adaptive.averaging == 0.9 && adaptive.loss_bound == -INFINITY);
+    CHECK(adaptive.averaging == 0.85 && adaptive.loss_bound == -INFINITY);
     adaptive.loss_bound = 1;
     const auto options = rfd::optimizer_options();
     rfd::optimizer optimizer(adaptive, options, {{"w", {2}}, {"b", {}, RFD_DTYPE_F64}});

@@ -5,14 +5,13 @@ pub mod device;
 mod device_steps;
 mod plain;
 
-use std::convert::identity;
-
-use half::bf16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 use rfdescent::covariance::{Family, Model, Observation, StepRule};
 use rfdescent::optimizer::{Method, Outcome, StepReport, TensorSpec};
 use rfdescent::{DType, GradRef, Moments, ParamMut};
 
+use self::plain::{Instructions, narrow_f16, widen_f16};
 use crate::error::CliError;
 
 /// The mini-batch loss of every step.
@@ -30,15 +29,17 @@ pub trait Element: Copy + Send + Sync + 'static {
     const DTYPE: DType;
     /// u, the largest relative error of rounding to it.
     const ROUNDING: f64;
+    /// The smallest positive number.
+    const SMALLEST: f64;
 
     /// Rounds to nearest.
     fn from_f32(value: f32) -> Self;
     /// Exact.
     fn to_f64(self) -> f64;
     /// Exact, in a form that the compiler finds vectors for.
-    fn widen(self) -> f32;
+    fn widen<I: Instructions, const N: usize>(list: &[Self; N]) -> [f32; N];
     /// The reverse, rounded to nearest; not for NaN.
-    fn narrow(value: f32) -> Self;
+    fn narrow<I: Instructions, const N: usize>(list: &[f32; N]) -> [Self; N];
     /// As the optimizer takes parameters.
     fn param(values: &mut [Self]) -> ParamMut<'_>;
     /// As the optimizer takes gradients.
@@ -50,10 +51,11 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 macro_rules! element {
-    ($type:ty, $dtype:expr, $rounding:expr, $from:expr, $to:expr, $widen:expr, $narrow:expr) => {
+    ($type:ty, $dtype:expr, $digits:literal, $smallest:literal, $from:expr, $to:expr, $widen:expr, $narrow:expr) => {
         impl Element for $type {
             const DTYPE: DType = $dtype;
-            const ROUNDING: f64 = $rounding;
+            const ROUNDING: f64 = 1.0 / (1_u64 << $digits) as f64;
+            const SMALLEST: f64 = f64::from_bits((1023 - $smallest) << 52);
 
             fn from_f32(value: f32) -> Self {
                 $from(value)
@@ -62,12 +64,12 @@ macro_rules! element {
                 $to(self)
             }
             #[inline(always)]
-            fn widen(self) -> f32 {
-                $widen(self)
+            fn widen<I: Instructions, const N: usize>(list: &[Self; N]) -> [f32; N] {
+                $widen(list)
             }
             #[inline(always)]
-            fn narrow(value: f32) -> Self {
-                $narrow(value)
+            fn narrow<I: Instructions, const N: usize>(list: &[f32; N]) -> [Self; N] {
+                $narrow(list)
             }
             fn param(values: &mut [Self]) -> ParamMut<'_> {
                 values.into()
@@ -88,8 +90,18 @@ macro_rules! element {
     };
 }
 
-element!(f32, DType::F32, 1.0 / 16_777_216.0, identity, f64::from, identity, identity);
-element!(bf16, DType::BF16, 1.0 / 256.0, bf16::from_f32, bf16::to_f64, widen_bf16, narrow_bf16);
+element!(f32, DType::F32, 24, 149, |value| value, f64::from, |list: &[_; N]| *list, |list: &[_; N]| *list);
+element!(f16, DType::F16, 11, 24, f16::from_f32, f16::to_f64, widen_f16::<I, N>, narrow_f16::<I, N>);
+element!(
+    bf16,
+    DType::BF16,
+    8,
+    133,
+    bf16::from_f32,
+    bf16::to_f64,
+    |list: &[_; N]| list.map(widen_bf16),
+    |list: &[_; N]| list.map(narrow_bf16)
+);
 
 #[inline(always)]
 fn widen_bf16(value: bf16) -> f32 {
@@ -112,7 +124,7 @@ pub struct Case {
     pub model: Model,
 }
 
-/// What came out.
+/// What came out of steps on a device.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Steps that were timed, of each kind.
@@ -121,12 +133,10 @@ pub struct Measured {
     pub step: f64,
     /// The same of the adaptive method.
     pub adaptive_step: f64,
-    /// Wall times of plain loops over as many bytes as a step of each method, in seconds.
-    pub plain_loops: Option<[f64; 2]>,
     /// Largest error of a parameter after the first step.
     pub largest_error: f64,
-    /// The kernels that steps of each method took, on a device.
-    pub kernels: Option<[String; 2]>,
+    /// The kernels that steps of each method took.
+    pub kernels: [String; 2],
 }
 
 impl Case {
@@ -269,7 +279,7 @@ fn largest_error<E: Element>(rate: f64, before: &[E], grads: &[E], after: &[E]) 
         let (before, change) = (b.to_f64(), rate * g.to_f64());
         let error = (a.to_f64() - (before - change)).abs();
         // Coefficient, product and result are rounded once each, the last to a number of at most this size.
-        let bound = 4.0 * E::ROUNDING * (before.abs() + change.abs());
+        let bound = 4.0 * E::ROUNDING * (before.abs() + change.abs()) + E::SMALLEST;
         // A NaN is within no bound.
         if error <= bound { Ok(error) } else { Err((index, error)) }
     });
@@ -357,6 +367,7 @@ mod tests {
     fn a_step_is_checked_parameter_by_parameter() {
         // Twice the bound for a change that is small against the parameter.
         a_wrong_parameter_is_found::<f32>(8.0 / 16_777_216.0);
+        a_wrong_parameter_is_found::<f16>(8.0 / 2048.0);
         a_wrong_parameter_is_found::<bf16>(8.0 / 256.0);
     }
 }

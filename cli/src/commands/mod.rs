@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 pub mod bench;
+mod bench_cpu;
 pub mod doctor;
 pub mod fit;
 pub mod plan;

@@ -1,7 +1,7 @@
 //! Sums of gradients, element by element.
 
 use super::element::{Blocks, BlocksRef, Compute, Load, rounds};
-use super::simd::{Instructions, Work, run};
+use super::simd::{Instructions, Work};
 use super::threads::for_each;
 use super::{SERIAL_BELOW, TASK};
 use crate::tensor::GradRef;
@@ -80,7 +80,7 @@ impl GradSum {
 fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], add: bool) {
     let worth_while = sums.len() >= SERIAL_BELOW;
     let pairs = sums.chunks_mut(TASK).zip(grad.chunks(TASK));
-    for_each(worth_while, pairs.map(|(sums, grad)| Pair { sums, grad, add }), run);
+    for_each(worth_while, pairs.map(|(sums, grad)| Pair { sums, grad, add }));
 }
 
 struct Pair<'a, T, G> {

@@ -5,7 +5,6 @@ use std::ops::Neg;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::rounding::StochasticBits;
 use super::simd::{Instructions, LANES};
 use crate::tensor::{ParamMut, each_param};
 
@@ -17,13 +16,15 @@ pub(super) trait Compute: Copy + Send + Sync + Default + Neg<Output = Self> {
 
     fn from_f32<I: Instructions>(instructions: I, x: [f32; LANES]) -> [Self; LANES];
     fn to_f64<I: Instructions>(instructions: I, x: [Self; LANES]) -> [f64; LANES];
+    /// Adds the squares, each rounded to f64 before where it is not exact.
+    fn add_squares<I: Instructions>(instructions: I, sum: [f64; LANES], x: [Self; LANES]) -> [f64; LANES];
     fn add<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
     fn sub<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
     fn mul<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
 }
 
 macro_rules! compute {
-    ($t:ty, $add:ident, $sub:ident, $mul:ident, $widen:expr, $to_f64:expr) => {
+    ($t:ty, $add:ident, $sub:ident, $mul:ident, $widen:expr, $to_f64:expr, $add_squares:ident) => {
         impl Compute for $t {
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
@@ -36,6 +37,14 @@ macro_rules! compute {
             #[inline(always)]
             fn to_f64<I: Instructions>(instructions: I, x: [Self; LANES]) -> [f64; LANES] {
                 $to_f64(instructions, x)
+            }
+            #[inline(always)]
+            fn add_squares<I: Instructions>(
+                instructions: I,
+                sum: [f64; LANES],
+                x: [Self; LANES],
+            ) -> [f64; LANES] {
+                instructions.$add_squares(sum, Self::to_f64(instructions, x))
             }
             #[inline(always)]
             fn add<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES] {
@@ -53,8 +62,8 @@ macro_rules! compute {
     };
 }
 
-compute!(f32, add_f32, sub_f32, mul_f32, |_, x| x, I::widen_f32);
-compute!(f64, add_f64, sub_f64, mul_f64, I::widen_f32, |_, x| x);
+compute!(f32, add_f32, sub_f32, mul_f32, |_, x| x, I::widen_f32, add_exact_squares);
+compute!(f64, add_f64, sub_f64, mul_f64, I::widen_f32, |_, x| x, add_squares);
 
 /// A format that can be read as `T`, exactly.
 pub(super) trait Load<T>: Copy + Default + Send + Sync {
@@ -96,26 +105,12 @@ pub(super) trait Parameter: Store<Self::State> + Store<f64> + Store<f32> {
 
     /// The values as f32, rounded to nearest where they are f64.
     fn to_f32(values: &[Self]) -> Vec<f32>;
-
-    /// Writes f32, rounded stochastically where the format is a half-precision one.
-    fn round<I: Instructions>(instructions: I, bits: &StochasticBits, from: &[f32], to: &mut [Self]);
 }
 
-/// The elements from one on; zeros beyond the end, with which `memory` is filled up where there are fewer.
-#[inline(always)]
-pub(super) fn block<'a, T: Copy + Default>(
-    values: &'a [T],
-    at: usize,
-    memory: &'a mut [T; LANES],
-) -> &'a [T; LANES] {
-    let rest = &values[at..];
-    match rest.first_chunk() {
-        Some(block) => block,
-        None => {
-            memory[..rest.len()].copy_from_slice(rest);
-            memory
-        }
-    }
+/// A format that f32 can be rounded to stochastically.
+pub(super) trait Stochastic: Parameter<State = f32> {
+    /// To one of the two neighbours, by as many random bits.
+    fn round<I: Instructions>(instructions: I, x: [f32; LANES], random: [u16; LANES]) -> [Self; LANES];
 }
 
 /// A list cut into arrays, the last one of which is filled up with zeros.
@@ -129,8 +124,7 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
     #[inline(always)]
     pub(super) fn new(list: &'a mut [T]) -> Self {
         let (full, rest) = list.as_chunks_mut();
-        let mut last = [[T::default(); LANES]];
-        last[0][..rest.len()].copy_from_slice(rest);
+        let last = [filled_up(rest)];
         Self { full, rest, last }
     }
 
@@ -143,7 +137,9 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
     /// Takes back what belongs to the list.
     #[inline(always)]
     pub(super) fn finish(self) {
-        self.rest.copy_from_slice(&self.last[0][..self.rest.len()]);
+        for (to, from) in self.rest.iter_mut().zip(&self.last[0]) {
+            *to = *from;
+        }
     }
 }
 
@@ -157,15 +153,36 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
     #[inline(always)]
     pub(super) fn new(list: &'a [T]) -> Self {
         let (full, rest) = list.as_chunks();
-        let mut last = [[T::default(); LANES]];
-        last[0][..rest.len()].copy_from_slice(rest);
-        Self { full, last }
+        Self { full, last: [filled_up(rest)] }
     }
 
     #[inline(always)]
     pub(super) fn round(&self, last: bool) -> &[[T; LANES]] {
         if last { &self.last } else { self.full }
     }
+
+    /// The full one that begins with a certain element.
+    #[inline(always)]
+    pub(super) fn full(&self, element: usize) -> &[T; LANES] {
+        &self.full[element / LANES]
+    }
+
+    /// The one that begins with a certain element; that behind the full ones is the last one.
+    #[inline(always)]
+    pub(super) fn at(&self, element: usize) -> &[T; LANES] {
+        self.full.get(element / LANES).unwrap_or(&self.last[0])
+    }
+}
+
+/// Fewer elements than an array has, and zeros behind them.
+#[inline(always)]
+pub(super) fn filled_up<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
+    let mut block = [T::default(); LANES];
+    // No copy of a length that is not known: most lists have no rest, and a call costs more.
+    for (to, from) in block.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    block
 }
 
 /// Into how many rounds the blocks of so many elements fall: the full ones, and the last one if it is not.
@@ -225,24 +242,27 @@ macro_rules! half_format {
             fn to_f32(values: &[$t]) -> Vec<f32> {
                 values.to_f32_vec()
             }
+        }
+
+        impl Stochastic for $t {
             #[inline(always)]
-            fn round<I: Instructions>(instructions: I, bits: &StochasticBits, from: &[f32], to: &mut [Self]) {
-                bits.$round(instructions, from, to);
+            fn round<I: Instructions>(
+                instructions: I,
+                x: [f32; LANES],
+                random: [u16; LANES],
+            ) -> [Self; LANES] {
+                instructions.$round(x, random)
             }
         }
     };
 }
-half_format!(f16, round_f16);
-half_format!(bf16, round_bf16);
+half_format!(f16, round_to_f16);
+half_format!(bf16, round_to_bf16);
 
 impl Parameter for f32 {
     type State = f32;
     fn to_f32(values: &[f32]) -> Vec<f32> {
         values.to_vec()
-    }
-    #[inline(always)]
-    fn round<I: Instructions>(_: I, _: &StochasticBits, from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
     }
 }
 
@@ -250,12 +270,6 @@ impl Parameter for f64 {
     type State = f64;
     fn to_f32(values: &[f64]) -> Vec<f32> {
         values.iter().map(|&x| x as f32).collect()
-    }
-    #[inline(always)]
-    fn round<I: Instructions>(_: I, _: &StochasticBits, from: &[f32], to: &mut [Self]) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to = f64::from(from);
-        }
     }
 }
 

@@ -19,11 +19,9 @@ mod update;
 pub(crate) use accumulate::GradSum;
 pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
-pub(crate) use reduce::{LockSums, SquaredNorms, lock_sums, plain_squares, squared_norms};
+pub(crate) use reduce::{LockSums, SquaredNorms, Sums, lock_sums, plain_squares};
 pub(crate) use rounding::StochasticBits;
-pub(crate) use rows::{
-    Averages, ColumnVariance, Moving, RowNorms, RowVariance, Variances, averaged, row_norms,
-};
+pub(crate) use rows::{Averages, ColumnVariance, Moving, Norms, RowVariance, Variances, averaged};
 pub(crate) use simd::instructions;
 pub(crate) use threads::{Lease as Threads, count as threads, set_count as set_threads};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::element::{Compute, Load, Parameter, Read, Store, block};
-use super::rows::{Variances, squared};
-use super::simd::{Instructions, LANES, Work, run};
+use super::element::{BlocksRef, Compute, Load, Parameter, Read, Store};
+use super::rows::Variances;
+use super::simd::{Instructions, LANES, Work};
 use super::sum::{CHUNK, Leaves, lanes_sum, tensor_sums};
 use super::threads::for_each;
 use super::update::{UpdateScalars, Velocity, advanced};
@@ -16,7 +16,7 @@ use crate::tensor::{GradRef, ParamMut, each_grad, each_param};
 
 /// ‖g_k‖² of every tensor; `squares[k] · 4^exponent`. The exponent is 0 unless f64 gradients are so large or
 /// so small that their squares leave the range of f64.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct SquaredNorms {
     pub squares: Vec<f64>,
     pub exponent: i32,
@@ -26,36 +26,49 @@ pub(crate) struct SquaredNorms {
 /// of the smallest f32 is 2⁻²⁹⁸.
 const TINY: f64 = f64::from_bits(((1023 + RFD_TINY_EXPONENT) as u64) << 52);
 
-/// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
-pub(crate) fn squared_norms(grads: &[GradRef<'_>]) -> SquaredNorms {
-    let layouts = chunked(grads);
-    in_range(grads, &layouts, sums(grads, &layouts, 1.0))
+impl SquaredNorms {
+    /// The squared norm of every gradient, in the fixed order. A missing gradient has norm 0.
+    pub fn form(&mut self, grads: &[GradRef<'_>], space: &mut Sums<1>) {
+        space.form(grads.len(), &mut [], &SquareWork { grads, rows: no_rows, scale: 1.0 });
+        self.take(space.tensors().iter().map(|&[square]| square));
+        self.rescale(grads, no_rows);
+    }
+
+    /// Takes these squares.
+    pub(super) fn take(&mut self, squares: impl Iterator<Item = f64>) {
+        self.exponent = 0;
+        self.squares.clear();
+        self.squares.extend(squares);
+    }
+
+    /// Forms the squares again where they left the range of f64.
+    pub(super) fn rescale<R: Fn(usize) -> Option<Rows> + Sync>(&mut self, grads: &[GradRef<'_>], rows: R) {
+        let total = fold(self.squares.iter().copied());
+        if total < TINY || total == f64::INFINITY {
+            let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);
+            if largest > 0.0 && largest.is_finite() {
+                // The scale stays a normal power of two; 2^±1022 leaves every square in range.
+                self.exponent = exponent_of(largest).clamp(-1022, 1022);
+                self.squares = squares_of(grads, rows, power_of_two(-self.exponent));
+            }
+        }
+    }
 }
 
 /// ‖g_k‖² of every tensor, where squares may leave the range of f64.
 pub(crate) fn plain_squares(grads: &[GradRef<'_>]) -> Vec<f64> {
-    sums(grads, &chunked(grads), 1.0)
+    squares_of(grads, no_rows, 1.0)
 }
 
-/// The layouts of tensors that have no rows.
-fn chunked(grads: &[GradRef<'_>]) -> Vec<Layout> {
-    grads.iter().map(|grad| Layout::of_chunks(grad.len().unwrap_or(0))).collect()
+/// Σ (scale·g)² of every tensor.
+fn squares_of<R: Fn(usize) -> Option<Rows> + Sync>(grads: &[GradRef<'_>], rows: R, scale: f64) -> Vec<f64> {
+    let mut space = Sums::default();
+    space.form(grads.len(), &mut [], &SquareWork { grads, rows, scale });
+    space.tensors().iter().map(|&[square]| square).collect()
 }
 
-/// Forms the sums of squares again where they left the range of f64.
-pub(super) fn in_range(grads: &[GradRef<'_>], layouts: &[Layout], squares: Vec<f64>) -> SquaredNorms {
-    let mut norms = SquaredNorms { squares, exponent: 0 };
-    let total = fold(norms.squares.iter().copied());
-    if total < TINY || total == f64::INFINITY {
-        let largest = grads.iter().map(largest_f64).fold(0.0, f64::max);
-        if largest > 0.0 && largest.is_finite() {
-            let exponent = exponent_of(largest);
-            // The scale stays a normal power of two; 2^±1022 leaves every square in range.
-            let exponent = exponent.clamp(-1022, 1022);
-            norms = SquaredNorms { squares: sums(grads, layouts, power_of_two(-exponent)), exponent };
-        }
-    }
-    norms
+fn no_rows(_: usize) -> Option<Rows> {
+    None
 }
 
 /// The largest |g| of an f64 gradient; 0 for the other formats, whose squares can't leave the range.
@@ -66,21 +79,19 @@ fn largest_f64(grad: &GradRef<'_>) -> f64 {
     }
 }
 
-/// Σ (scale·g)² of every tensor.
-fn sums(grads: &[GradRef<'_>], layouts: &[Layout], scale: f64) -> Vec<f64> {
-    let sums = per_tensor(layouts, &mut [], &SquareWork { grads, layouts, scale });
-    sums.into_iter().map(|[sum]| sum).collect()
-}
-
-/// The squares of chunks of tensors.
-struct SquareWork<'a> {
+/// The squares of chunks of tensors, which are cut into rows or not.
+struct SquareWork<'a, R> {
     grads: &'a [GradRef<'a>],
-    layouts: &'a [Layout],
+    rows: R,
     scale: f64,
 }
 
-impl ChunkWork<1> for SquareWork<'_> {
+impl<R: Fn(usize) -> Option<Rows> + Sync> ChunkWork<1> for SquareWork<'_, R> {
     type Row = ();
+
+    fn layout(&self, tensor: usize) -> Layout {
+        Layout::new(self.grads[tensor].len().unwrap_or(0), (self.rows)(tensor))
+    }
 
     #[inline(always)]
     fn chunk<I: Instructions>(
@@ -91,74 +102,59 @@ impl ChunkWork<1> for SquareWork<'_> {
         count: usize,
         _: &mut [()],
     ) -> [f64; 1] {
-        let Self { grads, layouts, scale } = self;
-        let grad = grads[tensor].slice(start, count);
-        [Squares { grad, rows: layouts[tensor].rows, scale: *scale }.run(instructions)]
+        let grad = self.grads[tensor].slice(start, count);
+        [squares(instructions, grad, (self.rows)(tensor), self.scale)]
     }
 }
 
 /// The square of a chunk, which consists of rows where they are given.
-pub(super) fn squares(grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 {
-    run(Squares { grad, rows, scale })
-}
-
-struct Squares<'a> {
-    grad: GradRef<'a>,
-    rows: Option<Rows>,
-    scale: f64,
-}
-
-impl Work for Squares<'_> {
-    type Output = f64;
-
+#[inline(always)]
+fn squares<I: Instructions>(instructions: I, grad: GradRef<'_>, rows: Option<Rows>, scale: f64) -> f64 {
     #[inline(always)]
-    fn run<I: Instructions>(self, instructions: I) -> f64 {
+    fn sum<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+        instructions: I,
+        g: &[G],
+        rows: Option<Rows>,
+        change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
+    ) -> f64 {
         #[inline(always)]
-        fn sum<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
+        fn squares<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
             instructions: I,
             g: &[G],
-            rows: Option<Rows>,
+            lanes: usize,
             change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
         ) -> f64 {
-            #[inline(always)]
-            fn squares<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
-                instructions: I,
-                g: &[G],
-                lanes: usize,
-                change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
-            ) -> f64 {
-                let [sum] = lanes_sum(
-                    instructions,
-                    g.len(),
-                    lanes,
-                    #[inline(always)]
-                    |at| {
-                        let g = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
-                        [squared(instructions, change(g))]
-                    },
-                );
-                sum
-            }
-            let Some(rows) = rows else { return squares(instructions, g, LEAVES, change) };
-            let mut leaves = Leaves::new();
-            let lanes = rows.lanes();
-            // No closure: what is not inlined has no vector instructions.
-            for row in g.chunks(rows.len) {
-                leaves.push_row(squares(instructions, row, lanes, change), lanes);
-            }
-            leaves.sum()
+            let blocks = BlocksRef::new(g);
+            let [sum] = lanes_sum::<_, 1, true>(
+                instructions,
+                g.len(),
+                lanes,
+                #[inline(always)]
+                |at, full, [sum]| {
+                    let g = if full { *blocks.full(at) } else { *blocks.at(at) };
+                    *sum = T::add_squares(instructions, *sum, change(T::read(instructions, g)));
+                },
+            );
+            sum
         }
-        let Self { grad, rows, scale } = self;
-        // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any
-        // scale.
-        let scaled = |sum: f64| if sum == 0.0 { 0.0 } else { sum * scale * scale };
-        each_grad!(
-            grad,
-            g => scaled(sum::<I, f32, _>(instructions, g, rows, |x| x)),
-            f64 => sum::<I, f64, _>(instructions, g, rows, |x| instructions.mul_f64(x, [scale; LANES])),
-            missing => 0.0
-        )
+        let Some(rows) = rows else { return squares(instructions, g, LEAVES, change) };
+        let mut leaves = Leaves::new();
+        let lanes = rows.lanes();
+        // No closure: what is not inlined has no vector instructions.
+        for row in g.chunks(rows.len) {
+            leaves.push_row([squares(instructions, row, lanes, change)], lanes);
+        }
+        let [sum] = leaves.sum();
+        sum
     }
+    // The scale is a power of two, so both products are exact but for underflow to 0; 0 stays 0 at any scale.
+    let scaled = |sum: f64| if sum == 0.0 { 0.0 } else { sum * scale * scale };
+    each_grad!(
+        grad,
+        g => scaled(sum::<I, f32, _>(instructions, g, rows, |x| x)),
+        f64 => sum::<I, f64, _>(instructions, g, rows, |x| instructions.mul_f64(x, [scale; LANES])),
+        missing => 0.0
+    )
 }
 
 /// How a tensor is cut.
@@ -173,12 +169,13 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub fn of_chunks(len: usize) -> Self {
-        Self { len, chunk: CHUNK, rows: None }
+    pub fn new(len: usize, rows: Option<Rows>) -> Self {
+        Self { len, chunk: rows.map_or(CHUNK, Rows::chunk), rows }
     }
 
-    pub fn of_rows(len: usize, rows: Rows) -> Self {
-        Self { len, chunk: rows.chunk(), rows: Some(rows) }
+    pub fn chunks(&self) -> usize {
+        // Most tensors of a long list are short.
+        if self.len <= self.chunk { usize::from(self.len > 0) } else { self.len.div_ceil(self.chunk) }
     }
 
     fn rows_of_chunk(&self) -> usize {
@@ -187,14 +184,16 @@ impl Layout {
 }
 
 /// Whether there is so much to do that other threads are worth while.
-pub(super) fn is_large(layouts: &[Layout]) -> bool {
-    layouts.iter().map(|layout| layout.len).sum::<usize>() >= SERIAL_BELOW
+pub(super) fn is_large(elements: usize) -> bool {
+    elements >= SERIAL_BELOW
 }
 
 /// What is computed of each chunk of a list of tensors.
 pub(super) trait ChunkWork<const N: usize>: Sync {
     /// What it leaves of each row.
     type Row: Send;
+
+    fn layout(&self, tensor: usize) -> Layout;
 
     /// The sums of `count` elements of a tensor from `start` on. `rows` are the places of their rows.
     fn chunk<I: Instructions>(
@@ -233,30 +232,58 @@ impl<const N: usize, W: ChunkWork<N>> Work for Part<'_, N, W> {
     }
 }
 
-/// Does the work on every chunk of every tensor, in parallel, and adds the `N` sums of each in the fixed
-/// order. `rows` is a list by tensor, which has a place for each row, or nothing.
-pub(super) fn per_tensor<const N: usize, W: ChunkWork<N>>(
-    layouts: &[Layout],
-    rows: &mut [Vec<W::Row>],
-    work: &W,
-) -> Vec<[f64; N]> {
-    let chunks = |layout: &Layout| layout.len.div_ceil(layout.chunk);
-    let mut partial = vec![[0.0; N]; layouts.iter().map(chunks).sum()];
-    let (mut rest, mut rows) = (&mut partial[..], rows.iter_mut());
-    let parts = layouts.iter().enumerate().flat_map(|(tensor, &layout)| {
-        let sums = rest.split_off_mut(..chunks(&layout)).unwrap_or_default();
-        let mut rows: &mut [W::Row] = rows.next().map_or(&mut [], |rows| rows);
-        let size = (TASK / layout.chunk).max(1);
-        sums.chunks_mut(size).enumerate().map(move |(part, sums)| {
-            let count = rows.len().min(size * layout.rows_of_chunk());
-            let rows = rows.split_off_mut(..count).unwrap_or_default();
-            Part { work, tensor, layout, first: part * size, sums, rows }
-        })
-    });
-    for_each(is_large(layouts), parts, run);
-    let mut rest = &partial[..];
-    let mut own = |layout| rest.split_off(..chunks(layout)).unwrap_or_default();
-    layouts.iter().map(|layout| tensor_sums(own(layout))).collect()
+/// `N` sums of each chunk and of each tensor of a list, in memory that is used again.
+#[derive(Clone, Debug)]
+pub(crate) struct Sums<const N: usize> {
+    chunks: Vec<[f64; N]>,
+    tensors: Vec<[f64; N]>,
+}
+
+impl<const N: usize> Default for Sums<N> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), tensors: Vec::new() }
+    }
+}
+
+impl<const N: usize> Sums<N> {
+    /// Does the work on every chunk of so many tensors, in parallel, and adds the sums of each in the fixed
+    /// order. `rows` is a list by tensor, which has a place for each row, or nothing.
+    pub(super) fn form<W: ChunkWork<N>>(&mut self, tensors: usize, rows: &mut [Vec<W::Row>], work: &W) {
+        let layouts = || (0..tensors).map(|tensor| work.layout(tensor));
+        let (mut chunks, mut elements) = (0, 0);
+        for layout in layouts() {
+            chunks += layout.chunks();
+            elements += layout.len;
+        }
+        self.chunks.resize(chunks, [0.0; N]);
+        let (mut rest, mut rows) = (&mut self.chunks[..], rows.iter_mut());
+        let parts = layouts().enumerate().flat_map(|(tensor, layout)| {
+            let sums = rest.split_off_mut(..layout.chunks()).unwrap_or_default();
+            let mut rows: &mut [W::Row] = rows.next().map_or(&mut [], |rows| rows);
+            let size = (TASK / layout.chunk).max(1);
+            sums.chunks_mut(size).enumerate().map(move |(part, sums)| {
+                let count = rows.len().min(size * layout.rows_of_chunk());
+                let rows = rows.split_off_mut(..count).unwrap_or_default();
+                Part { work, tensor, layout, first: part * size, sums, rows }
+            })
+        });
+        for_each(is_large(elements), parts);
+        self.tensors.clear();
+        let mut rest = &self.chunks[..];
+        for layout in layouts() {
+            self.tensors.push(tensor_sums(rest.split_off(..layout.chunks()).unwrap_or_default()));
+        }
+    }
+
+    /// Of each tensor.
+    pub(super) fn tensors(&self) -> &[[f64; N]] {
+        &self.tensors
+    }
+
+    /// Of each chunk of all tensors, one behind the other.
+    pub(super) fn chunks(&self) -> &[[f64; N]] {
+        &self.chunks
+    }
 }
 
 /// What norm lock needs to know of a tensor: ‖p‖², ⟨p, d⟩ and ‖d‖², where p is the parameter (or its master
@@ -277,13 +304,14 @@ pub(crate) fn lock_sums(
     velocity: Option<&Velocity>,
     scalars: &UpdateScalars,
     variances: Option<Variances<'_>>,
+    space: &mut Sums<3>,
 ) -> LockSums {
     let (single, double) = match velocity {
         None => (None, None),
         Some(Velocity::F32(v)) => (Some(&v[..]), None),
         Some(Velocity::F64(v)) => (None, Some(&v[..])),
     };
-    let lock = Lock { scalars, variances };
+    let mut lock = Lock { scalars, variances, space };
     match master {
         Some(master) => lock.with_param(master, grad, single),
         None => each_param!(
@@ -297,11 +325,12 @@ pub(crate) fn lock_sums(
 struct Lock<'a> {
     scalars: &'a UpdateScalars,
     variances: Option<Variances<'a>>,
+    space: &'a mut Sums<3>,
 }
 
 impl Lock<'_> {
     fn with_param<P: Parameter>(
-        &self,
+        &mut self,
         p: &[P],
         grad: GradRef<'_>,
         velocity: Option<&[P::State]>,
@@ -315,7 +344,7 @@ impl Lock<'_> {
     }
 
     fn with_grad<T: Compute + Read<G>, P: Parameter + Load<T>, G: Copy + Default + Sync>(
-        &self,
+        &mut self,
         p: &[P],
         g: &[G],
         velocity: Option<&[P::State]>,
@@ -323,13 +352,10 @@ impl Lock<'_> {
     where
         P::State: Store<T>,
     {
-        let layout = match self.variances {
-            None => Layout::of_chunks(p.len()),
-            Some(variances) => Layout::of_rows(p.len(), variances.rows),
-        };
-        let work = LockWork { lock: self, p, g, velocity, format: PhantomData::<T> };
-        let sums = per_tensor(&[layout], &mut [], &work);
-        let [parameter, product, direction] = sums[0];
+        let Self { scalars, variances, .. } = *self;
+        let work = LockWork { scalars, variances, p, g, velocity, format: PhantomData::<T> };
+        self.space.form(1, &mut [], &work);
+        let [parameter, product, direction] = self.space.tensors()[0];
         // The velocity points along the step.
         let product = if velocity.is_some() { -product } else { product };
         LockSums { parameter, product, direction }
@@ -338,7 +364,8 @@ impl Lock<'_> {
 
 /// The sums of chunks of one tensor, computed in the format `T`.
 struct LockWork<'a, P: Parameter, G, T> {
-    lock: &'a Lock<'a>,
+    scalars: &'a UpdateScalars,
+    variances: Option<Variances<'a>>,
     p: &'a [P],
     g: &'a [G],
     velocity: Option<&'a [P::State]>,
@@ -351,6 +378,10 @@ where
     P::State: Store<T>,
 {
     type Row = ();
+
+    fn layout(&self, _: usize) -> Layout {
+        Layout::new(self.p.len(), self.variances.map(|variances| variances.rows))
+    }
 
     #[inline(always)]
     fn chunk<I: Instructions>(
@@ -365,36 +396,45 @@ where
         let (p, g) = (&self.p[range.clone()], &self.g[range.clone()]);
         let velocity = self.velocity.map(|v| &v[range]);
         // Without rows the chunk is one, all of whose elements weigh 1.
-        let variances = self.lock.variances;
+        let variances = self.variances;
         let (len, lanes) = variances.map_or((count, LEAVES), |v| (v.rows.len, v.rows.lanes()));
-        let mut leaves = [const { Leaves::new() }; 3];
+        let mut leaves = Leaves::<3>::new();
         for (row, (p, g)) in p.chunks(len).zip(g.chunks(len)).enumerate() {
-            let velocity = velocity.map(|v| &v[row * len..][..p.len()]);
-            let [parameter, product, direction] = lanes_sum(
+            let velocity = velocity.map(|v| BlocksRef::new(&v[row * len..][..p.len()]));
+            let scales = variances.filter(|variances| !variances.column_scales.is_empty());
+            let scales = scales.map(|variances| BlocksRef::new(variances.column_scales));
+            let (count, p, g) = (p.len(), BlocksRef::new(p), BlocksRef::new(g));
+            let [parameter, product, direction] = lanes_sum::<_, 3, false>(
                 instructions,
-                p.len(),
+                count,
                 lanes,
                 #[inline(always)]
-                |at| {
-                    let p: [T; LANES] = P::load(instructions, *block(p, at, &mut [P::default(); LANES]));
-                    let g: [T; LANES] = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
-                    let d = match velocity {
+                |at, _, sums| {
+                    let p: [T; LANES] = P::load(instructions, *p.at(at));
+                    let g: [T; LANES] = T::read(instructions, *g.at(at));
+                    let d = match &velocity {
                         None => g,
                         Some(v) => {
-                            let v = *block(v, at, &mut [P::State::default(); LANES]);
-                            P::State::load(instructions, advanced(instructions, v, g, self.lock.scalars))
+                            let v = advanced(instructions, *v.at(at), g, self.scalars);
+                            P::State::load(instructions, v)
                         }
                     };
                     let (p, d) = (T::to_f64(instructions, p), T::to_f64(instructions, d));
-                    let u = variances.map_or([1.0; LANES], |v| v.column_scales(instructions, at));
+                    let u = match &scales {
+                        None => [1.0; LANES],
+                        Some(scales) => instructions.widen_f32(*scales.at(at)),
+                    };
                     let product = |x, y| instructions.mul_f64(x, y);
-                    [product(p, p), product(product(p, d), u), product(product(d, d), product(u, u))]
+                    let terms =
+                        [product(p, p), product(product(p, d), u), product(product(d, d), product(u, u))];
+                    for (sum, term) in sums.iter_mut().zip(terms) {
+                        *sum = instructions.add_f64(*sum, term);
+                    }
                 },
             );
             let w = variances.map_or(1.0, |variances| variances.scale(start / len + row));
-            let terms = [parameter, w * product, (w * w) * direction];
-            leaves.iter_mut().zip(terms).for_each(|(leaves, term)| leaves.push_row(term, lanes));
+            leaves.push_row([parameter, w * product, (w * w) * direction], lanes);
         }
-        leaves.each_mut().map(Leaves::sum)
+        leaves.sum()
     }
 }

@@ -1,8 +1,8 @@
 //! Variances of rows and columns, and sums that weigh each element by those of its own.
 
-use super::element::{Blocks, BlocksRef, Compute, Read, State, Store, block, rounds};
-use super::reduce::{ChunkWork, Layout, SquaredNorms, in_range, is_large, per_tensor, squares};
-use super::simd::{Instructions, LANES, Work, run};
+use super::element::{BlocksRef, Compute, Read, State, Store, filled_up};
+use super::reduce::{ChunkWork, Layout, SquaredNorms, Sums, is_large};
+use super::simd::{Instructions, LANES, Work};
 use super::sum::{Leaves, lanes_sum};
 use super::threads::for_each;
 use super::update::{UpdateScalars, Velocity, advanced};
@@ -68,22 +68,6 @@ impl Variances<'_> {
     pub fn scale(&self, row: usize) -> f64 {
         self.rule.scale(self.averages[row])
     }
-
-    /// u of the columns from one place of a row on; 1 where there are none.
-    #[inline(always)]
-    pub(super) fn column_scales<I: Instructions>(&self, instructions: I, place: usize) -> [f64; LANES] {
-        match self.column_scales {
-            [] => [1.0; LANES],
-            scales => instructions.widen_f32(*block(scales, place, &mut [0.0; LANES])),
-        }
-    }
-}
-
-/// x² of each lane, in f64.
-#[inline(always)]
-pub(super) fn squared<I: Instructions, T: Compute>(instructions: I, x: [T; LANES]) -> [f64; LANES] {
-    let x = T::to_f64(instructions, x);
-    instructions.mul_f64(x, x)
 }
 
 /// A tensor whose rows are going to move.
@@ -102,22 +86,25 @@ pub(crate) struct Moving<'a> {
 }
 
 /// The averages of a tensor, one for each column and each row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Averages {
     pub columns: Vec<f64>,
     pub rows: Vec<f64>,
 }
 
 impl Averages {
-    /// Those of columns after a step with these mean squares.
-    pub fn next_columns(rule: ColumnVariance, before: &[f64], means: &[f64]) -> Vec<f64> {
-        before.iter().zip(means).map(|(&before, &mean)| averaged(rule.decay, before, mean)).collect()
+    /// Takes those of columns after a step with these mean squares.
+    pub fn take_columns(&mut self, rule: ColumnVariance, before: &[f64], means: &[f64]) {
+        let pairs = before.iter().zip(means);
+        self.columns.clear();
+        self.columns.extend(pairs.map(|(&before, &mean)| averaged(rule.decay, before, mean)));
     }
 }
 
-/// What the first pass over tensors with rows finds.
-#[derive(Clone, Debug)]
-pub(crate) struct RowNorms {
+/// What the first pass over tensors finds, in memory that is used again. But for the squares all is empty
+/// with a method that has no rows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Norms {
     /// ‖g_k‖² of every gradient, in the order that rows define.
     pub squares: SquaredNorms,
     /// Σ w_i u_j d_ij² of every tensor, d being the new velocity as it will be stored, or the gradient
@@ -130,128 +117,141 @@ pub(crate) struct RowNorms {
     /// By tensor, the new average of each row and its part of the direction; of one that other
     /// ranks share Σ g² and Σ u_j d_ij².
     pub rows: Vec<Vec<[f64; 2]>>,
+    without_rows: Sums<1>,
+    with_rows: Sums<2>,
 }
 
-impl RowNorms {
+impl Norms {
     /// Those of a method that has no rows.
-    pub fn without_rows(squares: SquaredNorms) -> Self {
-        Self { squares, directions: Vec::new(), sampled: Vec::new(), columns: Vec::new(), rows: Vec::new() }
+    pub fn form_without_rows(&mut self, grads: &[GradRef<'_>]) {
+        self.squares.form(grads, &mut self.without_rows);
     }
 
-    /// The same, with squares formed again where they leave the range of f64.
-    pub fn in_range(mut self, grads: &[GradRef<'_>], moving: &[Moving<'_>]) -> Self {
-        self.squares = in_range(grads, &layouts(grads, moving), self.squares.squares);
-        self
+    /// Those of every tensor in the step after so many; `rows_of` and `moving` tell of one, and `unscale` is
+    /// the inverse of the gradient scale. `rescales` forms squares again that leave the range of f64.
+    pub fn form_with_rows<'a>(
+        &mut self,
+        grads: &[GradRef<'_>],
+        rows_of: impl Fn(usize) -> Rows + Copy + Send + Sync,
+        moving: impl Fn(usize) -> Moving<'a> + Sync,
+        unscale: f64,
+        applied_steps: u64,
+        rescales: bool,
+    ) {
+        let len = |grad: &GradRef<'_>| grad.len().unwrap_or(0);
+        self.rows.resize_with(grads.len(), Vec::new);
+        self.columns.resize_with(grads.len(), Vec::new);
+        self.sampled.resize(grads.len(), 0.0);
+        for (tensor, grad) in grads.iter().enumerate() {
+            let rows = rows_of(tensor);
+            self.rows[tensor].resize(rows.count(len(grad)), [0.0; 2]);
+            self.columns[tensor].resize(rows.columns, 0.0);
+        }
+        let work = RowWork { grads, rows_of, moving, unscale };
+        self.with_rows.form(grads.len(), &mut self.rows, &work);
+        let sums = self.with_rows.tensors();
+        self.directions.clear();
+        self.directions.extend(sums.iter().map(|&[_, direction]| direction));
+        self.squares.take(sums.iter().map(|&[square, _]| square));
+        if rescales {
+            self.squares.rescale(grads, |tensor| Some(rows_of(tensor)));
+        }
+        let mut chunks = self.with_rows.chunks();
+        let found = self.columns.iter_mut().zip(&mut self.sampled);
+        let columns = grads.iter().zip(found).enumerate().map(|(tensor, (&grad, (means, sampled)))| {
+            let rows = rows_of(tensor);
+            let count = Layout::new(len(&grad), Some(rows)).chunks();
+            let chunks = chunks.split_off(..count).unwrap_or_default();
+            ColumnMeans { grad, rows, chunks, unscale, applied_steps, sampled, means }
+        });
+        for_each(is_large(grads.iter().map(len).sum()), columns);
     }
 }
 
-fn layouts(grads: &[GradRef<'_>], moving: &[Moving<'_>]) -> Vec<Layout> {
-    (grads.iter().zip(moving))
-        .map(|(grad, moving)| Layout::of_rows(grad.len().unwrap_or(0), moving.variances.rows))
-        .collect()
-}
-
-/// The sums of every tensor in the step after so many; `unscale` is the inverse of the gradient scale.
-pub(crate) fn row_norms(
-    grads: &[GradRef<'_>],
-    moving: &[Moving<'_>],
+/// The mean square of the elements of the sampled chunks of a tensor, and that in each of their columns.
+struct ColumnMeans<'a> {
+    grad: GradRef<'a>,
+    rows: Rows,
+    /// What is known of each chunk, Σ g² first.
+    chunks: &'a [[f64; 2]],
     unscale: f64,
     applied_steps: u64,
-) -> RowNorms {
-    let layouts = layouts(grads, moving);
-    let mut rows: Vec<Vec<[f64; 2]>> = (layouts.iter().zip(moving))
-        .map(|(layout, moving)| vec![[0.0; 2]; moving.variances.rows.count(layout.len)])
-        .collect();
-    let work = RowWork { grads, moving, unscale };
-    let sums = per_tensor(&layouts, &mut rows, &work);
-    let (squares, directions) = sums.into_iter().map(|[square, direction]| (square, direction)).unzip();
-    let mut of_columns = vec![(0.0, Vec::new()); grads.len()];
-    let tensors = of_columns.iter_mut().zip(grads.iter().zip(moving));
-    for_each(is_large(&layouts), tensors, |(found, (grad, moving))| {
-        *found = column_means(*grad, moving.variances.rows, unscale, applied_steps);
-    });
-    let (sampled, columns) = of_columns.into_iter().unzip();
-    RowNorms { squares: SquaredNorms { squares, exponent: 0 }, directions, sampled, columns, rows }
+    sampled: &'a mut f64,
+    means: &'a mut [f64],
 }
 
-/// The mean square of the elements of the sampled chunks, and that in each of their columns.
-fn column_means(grad: GradRef<'_>, rows: Rows, unscale: f64, applied_steps: u64) -> (f64, Vec<f64>) {
-    let len = grad.len().unwrap_or(0);
-    if rows.columns == 0 || len == 0 {
-        return (0.0, vec![0.0; rows.columns]);
-    }
-    let chunks = len.div_ceil(rows.chunk());
-    let Sample { first, stride } = rows.sample(chunks, applied_steps);
-    let mut sums = vec![0.0; rows.columns];
-    let (mut total, mut elements) = (0.0, 0);
-    for chunk in (first..chunks).step_by(stride) {
-        let start = chunk * rows.chunk();
-        let count = rows.chunk().min(len - start);
-        let grad = grad.slice(start, count);
-        for (sum, term) in sums.iter_mut().zip(column_sums(grad, rows.columns)) {
-            *sum += term;
-        }
-        total += squares(grad, Some(rows), 1.0);
-        elements += count;
-    }
-    let height = (elements / rows.columns).max(1) as f64;
-    let means = sums.into_iter().map(|sum| sum * unscale * unscale / height).collect();
-    (total * unscale * unscale / elements as f64, means)
-}
-
-/// Σ g² over the rows of a chunk, by column, from row to row.
-fn column_sums(grad: GradRef<'_>, columns: usize) -> Vec<f64> {
-    let mut sums = vec![0.0; columns];
-    run(ColumnSums { grad, sums: &mut sums });
-    sums
-}
-
-struct ColumnSums<'a> {
-    grad: GradRef<'a>,
-    /// One for each column.
-    sums: &'a mut [f64],
-}
-
-impl Work for ColumnSums<'_> {
+impl Work for ColumnMeans<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Instructions>(self, instructions: I) {
-        #[inline(always)]
-        fn add<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(
-            instructions: I,
-            g: &[G],
-            sums: &mut [f64],
-        ) {
-            for row in g.chunks(sums.len()) {
-                let (mut sums, row_blocks) = (Blocks::new(&mut sums[..row.len()]), BlocksRef::new(row));
-                for last in rounds(row.len()) {
-                    for (sums, row) in sums.round(last).iter_mut().zip(row_blocks.round(last)) {
-                        let terms = squared(instructions, T::read(instructions, *row));
-                        *sums = instructions.add_f64(*sums, terms);
-                    }
-                }
-                sums.finish();
-            }
+        *self.sampled = 0.0;
+        if self.means.is_empty() || self.chunks.is_empty() {
+            self.means.fill(0.0);
+            return;
         }
         each_grad!(
             self.grad,
-            g => add::<I, f32, _>(instructions, g, self.sums),
-            f64 => add::<I, f64, _>(instructions, g, self.sums),
+            g => self.means::<I, f32, _>(instructions, g),
+            f64 => self.means::<I, f64, _>(instructions, g),
             missing => ()
         )
     }
 }
 
+impl ColumnMeans<'_> {
+    #[inline(always)]
+    fn means<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(self, instructions: I, g: &[G]) {
+        let Self { rows, chunks, unscale, .. } = self;
+        let Sample { first, stride } = rows.sample(chunks.len(), self.applied_steps);
+        let place = |chunk: usize| chunk * rows.chunk()..g.len().min((chunk + 1) * rows.chunk());
+        let (mut total, mut elements) = (0.0, 0);
+        for chunk in (first..chunks.len()).step_by(stride) {
+            total += chunks[chunk][0];
+            elements += place(chunk).len();
+        }
+        *self.sampled = total * unscale * unscale / elements as f64;
+        let height = (elements / rows.columns).max(1) as f64;
+        // Some columns in all rows before the next: their sums stay in registers.
+        for (block_of, means) in self.means.chunks_mut(LANES).enumerate() {
+            let mut sums = [0.0; LANES];
+            for chunk in (first..chunks.len()).step_by(stride) {
+                let mut of_chunk = [0.0; LANES];
+                for row in g[place(chunk)].chunks(rows.columns) {
+                    let Some(columns) = row.get(block_of * LANES..) else { break };
+                    let columns = match columns.first_chunk() {
+                        Some(columns) => T::read(instructions, *columns),
+                        None => T::read(instructions, filled_up(columns)),
+                    };
+                    of_chunk = T::add_squares(instructions, of_chunk, columns);
+                }
+                sums = instructions.add_f64(sums, of_chunk);
+            }
+            for (mean, sum) in means.iter_mut().zip(sums) {
+                *mean = sum * unscale * unscale / height;
+            }
+        }
+    }
+}
+
 /// The sums of chunks of tensors with rows.
-struct RowWork<'a> {
+struct RowWork<'a, R, M> {
     grads: &'a [GradRef<'a>],
-    moving: &'a [Moving<'a>],
+    rows_of: R,
+    moving: M,
     unscale: f64,
 }
 
-impl ChunkWork<2> for RowWork<'_> {
+impl<'a, R, M> ChunkWork<2> for RowWork<'_, R, M>
+where
+    R: Fn(usize) -> Rows + Sync,
+    M: Fn(usize) -> Moving<'a> + Sync,
+{
     type Row = [f64; 2];
+
+    fn layout(&self, tensor: usize) -> Layout {
+        Layout::new(self.grads[tensor].len().unwrap_or(0), Some((self.rows_of)(tensor)))
+    }
 
     #[inline(always)]
     fn chunk<I: Instructions>(
@@ -263,7 +263,7 @@ impl ChunkWork<2> for RowWork<'_> {
         found: &mut [[f64; 2]],
     ) -> [f64; 2] {
         let grad = self.grads[tensor].slice(start, count);
-        let Moving { dtype, velocity, decay, variances, shares_rows } = self.moving[tensor];
+        let Moving { dtype, velocity, decay, variances, shares_rows } = (self.moving)(tensor);
         let before = match shares_rows {
             true => &[],
             false => &variances.averages[start / variances.rows.len..][..found.len()],
@@ -320,7 +320,7 @@ impl<I: Instructions> RowChunk<'_, I> {
         let unscale = self.scalars.unscale;
         let Variances { rows, rule, averages: before, .. } = self.variances;
         let lanes = rows.lanes();
-        let (mut squares, mut directions) = (Leaves::new(), Leaves::new());
+        let mut leaves = Leaves::<2>::new();
         for (row, g) in g.chunks(rows.len).enumerate() {
             let velocity = velocity.map(|v| &v[row * rows.len..][..g.len()]);
             let [square, mut weighted] = self.row::<T, V, G>(g, velocity, lanes);
@@ -334,10 +334,9 @@ impl<I: Instructions> RowChunk<'_, I> {
                 let average = averaged(rule.decay, before[row], mean);
                 [average, rule.scale(average) * weighted]
             };
-            squares.push_row(square, lanes);
-            directions.push_row(found[row][1], lanes);
+            leaves.push_row([square, found[row][1]], lanes);
         }
-        [squares.sum(), directions.sum()]
+        leaves.sum()
     }
 
     /// Σ g² and Σ u d² of a row.
@@ -351,31 +350,41 @@ impl<I: Instructions> RowChunk<'_, I> {
         let instructions = self.instructions;
         let moves = self.scalars.velocity_decay != 0.0;
         let has_columns = !self.variances.column_scales.is_empty();
-        lanes_sum(
+        let scales = BlocksRef::new(self.variances.column_scales);
+        // At rest all are the last block, which then is one of zeros.
+        let velocity = BlocksRef::new(velocity.unwrap_or_default());
+        let (len, g) = (g.len(), BlocksRef::new(g));
+        lanes_sum::<_, 2, false>(
             instructions,
-            g.len(),
+            len,
             lanes,
             #[inline(always)]
-            |at| {
-                let g = T::read(instructions, *block(g, at, &mut [G::default(); LANES]));
-                let squares = squared(instructions, g);
-                let mut weighted = if moves {
-                    let v = match velocity {
-                        Some(v) => *block(v, at, &mut [V::default(); LANES]),
-                        None => [V::default(); LANES],
-                    };
-                    squared(instructions, advanced(instructions, v, g, &self.scalars))
+            |at, _, [squares, weighted]| {
+                let g = T::read(instructions, *g.at(at));
+                *squares = T::add_squares(instructions, *squares, g);
+                let u = if has_columns { Some(instructions.widen_f32(*scales.at(at))) } else { None };
+                *weighted = if moves {
+                    let v = advanced(instructions, *velocity.at(at), g, &self.scalars);
+                    add_weighted(instructions, *weighted, v, u)
                 } else {
-                    squares
+                    add_weighted(instructions, *weighted, g, u)
                 };
-                if has_columns {
-                    let u = self.variances.column_scales(instructions, at);
-                    weighted = instructions.mul_f64(weighted, u);
-                }
-                [squares, weighted]
             },
         )
     }
+}
+
+/// Adds d², times u where there are columns.
+#[inline(always)]
+fn add_weighted<I: Instructions, T: Compute>(
+    instructions: I,
+    sum: [f64; LANES],
+    d: [T; LANES],
+    u: Option<[f64; LANES]>,
+) -> [f64; LANES] {
+    let Some(u) = u else { return T::add_squares(instructions, sum, d) };
+    let d = T::to_f64(instructions, d);
+    instructions.add_f64(sum, instructions.mul_f64(instructions.mul_f64(d, d), u))
 }
 
 #[cfg(test)]
@@ -425,7 +434,8 @@ mod tests {
         let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
         let moving =
             Moving { dtype: DType::F32, velocity: Some(&velocity), decay, variances, shares_rows: false };
-        let found = row_norms(&[grad[..].into()], &[moving], unscale, applied_steps);
+        let mut found = Norms::default();
+        found.form_with_rows(&[grad[..].into()], |_| rows, |_| moving, unscale, applied_steps, true);
 
         let lanes = (0..9).map(|k| 1 << k).find(|lanes| 16 * lanes >= len).unwrap();
         let square = |i: usize| f64::from(grad[i]) * f64::from(grad[i]);
@@ -475,14 +485,14 @@ mod tests {
         let height = (seen / len) as f64;
         let columns: Vec<f64> = columns.iter().map(|sum| sum * unscale * unscale / height).collect();
         let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
-        assert_eq!((found.sampled, found.columns), (vec![sampled], vec![columns]));
+        assert_eq!((&found.sampled, &found.columns), (&vec![sampled], &vec![columns]));
         let next: Vec<_> =
             next.into_iter().zip(directions).map(|(next, direction)| [next, direction]).collect();
         assert_eq!(found.rows, [next]);
 
         // Of rows that other ranks share it is known what they add up to here.
         let shared = Moving { shares_rows: true, ..moving };
-        let found = row_norms(&[grad[..].into()], &[shared], unscale, applied_steps);
+        found.form_with_rows(&[grad[..].into()], |_| rows, |_| shared, unscale, applied_steps, true);
         let sums = |row| {
             let weighted = row_sum(row, &weighted);
             [squares[row], if decay > 0.0 { weighted } else { weighted * unscale * unscale }]

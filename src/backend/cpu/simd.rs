@@ -5,13 +5,14 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::FloatEnvironment;
-
 /// Elements that are worked on together.
 pub(super) const LANES: usize = 16;
 
 /// Leaves that as many columns make ([`super::sum`]).
 pub(super) const LEAVES_OF_LANES: usize = LANES / 4;
+
+/// Counters that random bits are drawn for together ([`super::rounding`]), with 8 elements each.
+pub(super) const COUNTERS: usize = 8;
 
 macro_rules! each_lane {
     ($($name:ident: $t:ty, $operation:tt;)*) => {$(
@@ -35,6 +36,18 @@ pub(super) trait Instructions: Copy {
         add_f64: f64, +;
         sub_f64: f64, -;
         mul_f64: f64, *;
+    }
+
+    /// `sum` and the squares of `x`.
+    #[inline(always)]
+    fn add_squares(self, sum: [f64; LANES], x: [f64; LANES]) -> [f64; LANES] {
+        self.add_f64(sum, self.mul_f64(x, x))
+    }
+
+    /// The same where squares are exact: fused or not, each result is rounded once.
+    #[inline(always)]
+    fn add_exact_squares(self, sum: [f64; LANES], x: [f64; LANES]) -> [f64; LANES] {
+        self.add_squares(sum, x)
     }
 
     #[inline(always)]
@@ -79,6 +92,37 @@ pub(super) trait Instructions: Copy {
         })
     }
 
+    /// Rounds to one of the two neighbouring bf16 by as many random bits.
+    #[inline(always)]
+    fn round_to_bf16(self, x: [f32; LANES], random: [u16; LANES]) -> [bf16; LANES] {
+        std::array::from_fn(|i| round_to_bf16(x[i], random[i]))
+    }
+
+    /// Rounds to one of the two neighbouring f16 by as many random bits.
+    #[inline(always)]
+    fn round_to_f16(self, x: [f32; LANES], random: [u16; LANES]) -> [f16; LANES] {
+        std::array::from_fn(|i| round_to_f16(x[i], random[i]))
+    }
+
+    /// Products of the lower halves with a factor of 32 bits.
+    #[inline(always)]
+    fn products(self, x: [u64; COUNTERS], factor: u32) -> [u64; COUNTERS] {
+        x.map(|x| (x & 0xFFFF_FFFF) * u64::from(factor))
+    }
+
+    /// The upper halves of `x`, `y` and a key in exclusive or.
+    #[inline(always)]
+    fn mix(self, x: [u64; COUNTERS], y: [u64; COUNTERS], key: u32) -> [u64; COUNTERS] {
+        std::array::from_fn(|i| (x[i] >> 32) ^ y[i] ^ u64::from(key))
+    }
+
+    /// The bits of each counter's 8 elements: the lower halves of its four words, the lower half of a word
+    /// first.
+    #[inline(always)]
+    fn random_bits(self, words: [[u64; COUNTERS]; 4]) -> [[u16; 8]; COUNTERS] {
+        std::array::from_fn(|i| std::array::from_fn(|k| (words[k / 2][i] >> (16 * (k % 2))) as u16))
+    }
+
     /// The leaves that neighbouring columns make.
     #[inline(always)]
     fn leaves(self, c: [f64; LANES]) -> [f64; LEAVES_OF_LANES] {
@@ -93,9 +137,47 @@ pub(super) trait Work {
     fn run<I: Instructions>(self, instructions: I) -> Self::Output;
 }
 
-/// Runs a piece of work in IEEE mode and with the widest vectors that this processor has.
+/// One element of [`Instructions::round_to_bf16`].
+#[inline(always)]
+fn round_to_bf16(x: f32, random: u16) -> bf16 {
+    let bits = x.to_bits();
+    // Adding r·2⁻¹⁶ units in the last place before truncation carries with the probability of the fraction.
+    let rounded = bits.wrapping_add(u32::from(random)) >> 16;
+    let special = (bits >> 16) | if x.is_nan() { 0x40 } else { 0 };
+    bf16::from_bits(if x.is_finite() { rounded } else { special } as u16)
+}
+
+/// One element of [`Instructions::round_to_f16`].
+#[inline(always)]
+fn round_to_f16(x: f32, random: u16) -> f16 {
+    let bits = x.to_bits();
+    let magnitude = bits & 0x7FFF_FFFF;
+    if magnitude >= BEYOND_F16 {
+        return f16::from_f32(x);
+    }
+    let rounded = if magnitude < SMALLEST_F16 {
+        // Subnormal: a multiple of 2⁻²⁴. The product is exact, its fraction is compared with r/2¹⁶.
+        let scaled = f32::from_bits(magnitude) * F16_UNITS;
+        let below = scaled as u32;
+        below + u32::from(f32::from(random) < (scaled - below as f32) * 65_536.0)
+    } else {
+        // 13 of the 23 fraction bits go; rebias the exponent from 127 to 15.
+        ((magnitude + u32::from(random >> 3)) >> 13) - F16_BIAS
+    };
+    f16::from_bits((bits >> 16) as u16 & 0x8000 | rounded as u16)
+}
+
+/// The bits of 2⁻¹⁴, the smallest normal f16.
+const SMALLEST_F16: u32 = (127 - 14) << 23;
+/// Those of 65536: what is as large, infinite or NaN converts to f16 as usual.
+const BEYOND_F16: u32 = (127 + 16) << 23;
+/// Subnormal f16 in 1.
+const F16_UNITS: f32 = 16_777_216.0;
+/// What the exponents of f32 and f16 differ by, where it stands in an f16.
+const F16_BIAS: u32 = (127 - 15) << 10;
+
+/// Runs a piece of work with the widest vectors that this processor has.
 pub(super) fn run<W: Work>(work: W) -> W::Output {
-    let _ieee = FloatEnvironment::ieee();
     #[cfg(target_arch = "x86_64")]
     if x86::has_avx2() {
         // SAFETY: `has_avx2` found all features that this function is compiled with.
@@ -132,15 +214,18 @@ mod x86 {
 
     use half::{bf16, f16};
 
-    use super::{Instructions, LANES, LEAVES_OF_LANES, Work};
+    use super::{
+        BEYOND_F16, COUNTERS, F16_BIAS, F16_UNITS, Instructions, LANES, LEAVES_OF_LANES, SMALLEST_F16, Work,
+        round_to_bf16, round_to_f16,
+    };
 
     /// Whether this processor has all of it. The standard library asks it once.
     pub(super) fn has_avx2() -> bool {
         use std::arch::is_x86_feature_detected as has;
-        has!("avx2") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt")
+        has!("avx2") && has!("fma") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt")
     }
 
-    #[target_feature(enable = "avx2,f16c,bmi1,bmi2,lzcnt")]
+    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt")]
     pub(super) fn with_avx2<W: Work>(work: W) -> W::Output {
         work.run(Avx2(()))
     }
@@ -174,6 +259,21 @@ mod x86 {
             add_f64: f64, __m256d, 4, _mm256_add_pd, 0 1 2 3;
             sub_f64: f64, __m256d, 4, _mm256_sub_pd, 0 1 2 3;
             mul_f64: f64, __m256d, 4, _mm256_mul_pd, 0 1 2 3;
+        }
+
+        #[inline(always)]
+        fn add_exact_squares(self, sum: [f64; LANES], x: [f64; LANES]) -> [f64; LANES] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let x = transmute::<[f64; LANES], [__m256d; 4]>(x);
+                let sum = transmute::<[f64; LANES], [__m256d; 4]>(sum);
+                transmute([
+                    _mm256_fmadd_pd(x[0], x[0], sum[0]),
+                    _mm256_fmadd_pd(x[1], x[1], sum[1]),
+                    _mm256_fmadd_pd(x[2], x[2], sum[2]),
+                    _mm256_fmadd_pd(x[3], x[3], sum[3]),
+                ])
+            }
         }
 
         #[inline(always)]
@@ -228,8 +328,85 @@ mod x86 {
             // SAFETY: as in `vectors`.
             unsafe {
                 let [a, b]: [__m256; 2] = transmute(x);
-                let packed = _mm256_packus_epi32(upper_half(a), upper_half(b));
-                transmute(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed))
+                transmute(packed(upper_half(a), upper_half(b)))
+            }
+        }
+
+        #[inline(always)]
+        fn round_to_bf16(self, x: [f32; LANES], random: [u16; LANES]) -> [bf16; LANES] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let [a, b]: [__m256; 2] = transmute(x);
+                let zero = _mm256_setzero_ps();
+                // NaN where a factor is infinite or NaN.
+                let (zero_a, zero_b) = (_mm256_mul_ps(a, zero), _mm256_mul_ps(b, zero));
+                if _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(zero_a, zero_b)) != 0 {
+                    return each(x, random, round_to_bf16);
+                }
+                let [low, high]: [__m128i; 2] = transmute(random);
+                let a = _mm256_add_epi32(_mm256_castps_si256(a), _mm256_cvtepu16_epi32(low));
+                let b = _mm256_add_epi32(_mm256_castps_si256(b), _mm256_cvtepu16_epi32(high));
+                transmute(packed(_mm256_srli_epi32::<16>(a), _mm256_srli_epi32::<16>(b)))
+            }
+        }
+
+        #[inline(always)]
+        fn round_to_f16(self, x: [f32; LANES], random: [u16; LANES]) -> [f16; LANES] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let [a, b]: [__m256i; 2] = transmute(x);
+                let all = _mm256_set1_epi32(0x7FFF_FFFF);
+                let beyond = _mm256_set1_epi32(BEYOND_F16 as i32 - 1);
+                let (magnitude_a, magnitude_b) = (_mm256_and_si256(a, all), _mm256_and_si256(b, all));
+                let is_beyond = _mm256_cmpgt_epi32(_mm256_max_epi32(magnitude_a, magnitude_b), beyond);
+                if _mm256_movemask_epi8(is_beyond) != 0 {
+                    return each(x, random, round_to_f16);
+                }
+                let [low, high]: [__m128i; 2] = transmute(random);
+                let a = rounded_f16(a, magnitude_a, _mm256_cvtepu16_epi32(low));
+                let b = rounded_f16(b, magnitude_b, _mm256_cvtepu16_epi32(high));
+                transmute(packed(a, b))
+            }
+        }
+
+        #[inline(always)]
+        fn products(self, x: [u64; COUNTERS], factor: u32) -> [u64; COUNTERS] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let [a, b]: [__m256i; 2] = transmute(x);
+                let factor = _mm256_set1_epi64x(i64::from(factor));
+                transmute([_mm256_mul_epu32(a, factor), _mm256_mul_epu32(b, factor)])
+            }
+        }
+
+        #[inline(always)]
+        fn mix(self, x: [u64; COUNTERS], y: [u64; COUNTERS], key: u32) -> [u64; COUNTERS] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let ([a, b], [c, d]): ([__m256i; 2], [__m256i; 2]) = (transmute(x), transmute(y));
+                let key = _mm256_set1_epi64x(i64::from(key));
+                let mix = |x, y| _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64::<32>(x), y), key);
+                transmute([mix(a, c), mix(b, d)])
+            }
+        }
+
+        #[inline(always)]
+        fn random_bits(self, words: [[u64; COUNTERS]; 4]) -> [[u16; 8]; COUNTERS] {
+            // SAFETY: as in `vectors`.
+            unsafe {
+                let words: [[__m256i; 2]; 4] = transmute(words);
+                let mut bits = [[_mm256_setzero_si256(); 2]; 2];
+                for (k, bits) in bits.iter_mut().enumerate() {
+                    let joined = |x, y| _mm256_blend_epi32::<0b10_10_10_10>(x, _mm256_slli_epi64::<32>(y));
+                    let (low, high) = (joined(words[0][k], words[1][k]), joined(words[2][k], words[3][k]));
+                    // Of counters 0 and 2, and of 1 and 3.
+                    let (even, odd) = (_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
+                    *bits = [
+                        _mm256_permute2x128_si256::<0x20>(even, odd),
+                        _mm256_permute2x128_si256::<0x31>(even, odd),
+                    ];
+                }
+                transmute(bits)
             }
         }
 
@@ -250,6 +427,52 @@ mod x86 {
                 // Leaves 0, 2, 1, 3.
                 transmute(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_hadd_pd(a, b)))
             }
+        }
+    }
+
+    /// What has no vector form, and is rare: one element after the other.
+    #[cold]
+    #[inline(never)]
+    fn each<H>(x: [f32; LANES], random: [u16; LANES], one: impl Fn(f32, u16) -> H) -> [H; LANES] {
+        std::array::from_fn(|i| one(x[i], random[i]))
+    }
+
+    /// The lower halves of 32 bits, which are all that is there.
+    ///
+    /// # Safety
+    /// The processor has AVX2.
+    #[inline(always)]
+    unsafe fn packed(a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b)) }
+    }
+
+    /// The f16 that each lane, of this magnitude below [`BEYOND_F16`], is rounded to by random bits, in 32
+    /// bits.
+    ///
+    /// # Safety
+    /// The processor has AVX2.
+    #[inline(always)]
+    unsafe fn rounded_f16(bits: __m256i, magnitude: __m256i, random: __m256i) -> __m256i {
+        // SAFETY: the caller vouches for the instructions.
+        unsafe {
+            let sign = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(0x8000));
+            let raised = _mm256_add_epi32(magnitude, _mm256_srli_epi32::<3>(random));
+            let bias = _mm256_set1_epi32(F16_BIAS as i32);
+            let mut rounded = _mm256_sub_epi32(_mm256_srli_epi32::<13>(raised), bias);
+            let is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(SMALLEST_F16 as i32), magnitude);
+            if _mm256_movemask_epi8(is_small) != 0 {
+                let scaled = _mm256_mul_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(F16_UNITS));
+                // Beyond the range of integers in lanes that are not small.
+                let below = _mm256_cvttps_epi32(scaled);
+                let fraction = _mm256_sub_ps(scaled, _mm256_cvtepi32_ps(below));
+                let fraction = _mm256_mul_ps(fraction, _mm256_set1_ps(65_536.0));
+                let carries = _mm256_cmp_ps::<_CMP_LT_OQ>(_mm256_cvtepi32_ps(random), fraction);
+                // A carry is −1.
+                let small = _mm256_sub_epi32(below, _mm256_castps_si256(carries));
+                rounded = _mm256_blendv_epi8(rounded, small, is_small);
+            }
+            _mm256_or_si256(sign, rounded)
         }
     }
 

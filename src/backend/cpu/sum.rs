@@ -16,7 +16,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::simd::{Instructions, LANES};
+use super::simd::{Instructions, LANES, LEAVES_OF_LANES};
 use crate::backend::abi;
 use crate::numeric::{GROUP, LEAVES, fold, tree};
 
@@ -40,24 +40,24 @@ const _: () = assert!(
         && CHUNKS_PER_SEGMENT == abi::RFD_CHUNKS_PER_SEGMENT as usize
 );
 
-/// Σ of `K` kinds of terms over what so many lanes share: a row, or a chunk that has no rows. `terms(at)` are
-/// those of the elements from `at` on, 0 beyond the end.
+/// Σ of `K` kinds of terms over what so many lanes share: a row, or a chunk that has no rows. `add(at, full,
+/// sums)` adds those of the elements from `at` on, 0 beyond the end; `full` says that all are there, but only
+/// where `TWICE` asks for it: the compiler then makes code of its own for them.
 ///
 /// No partial sum of a column leaves its register, and columns without elements cost nothing.
 #[inline(always)]
-pub(super) fn lanes_sum<I: Instructions, const K: usize>(
+pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
     instructions: I,
     len: usize,
     lanes: usize,
-    terms: impl Fn(usize) -> [[f64; LANES]; K],
+    add: impl Fn(usize, bool, &mut [[f64; LANES]; K]),
 ) -> [f64; K] {
     debug_assert!(len <= LINES * QUAD * lanes && lanes <= LEAVES);
     let width = QUAD * lanes;
     // With one lane or two, lines are shorter than an array: what there is, is read first and added up then.
     let narrow = width < LANES;
     let (end, lines) = if narrow { (len, 1) } else { (len.min(width), LINES) };
-    let mut first = [[[0.0; LANES]; 2]; K];
-    let mut leaves = [const { Leaves::new() }; K];
+    let mut leaves = Leaves::<K>::new();
     for start in (0..end).step_by(LANES) {
         let mut columns = [[0.0; LANES]; K];
         for line in 0..lines {
@@ -65,22 +65,30 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize>(
             if at >= len {
                 break;
             }
-            let more = terms(at);
-            for k in 0..K {
-                columns[k] = instructions.add_f64(columns[k], more[k]);
+            if TWICE && at + LANES <= len {
+                add(at, true, &mut columns);
+            } else {
+                add(at, false, &mut columns);
             }
         }
-        for k in 0..K {
-            if narrow {
-                first[k][start / LANES] = columns[k];
-            } else {
-                leaves[k].push(instructions.leaves(columns[k]));
+        if narrow {
+            leaves.push(columns);
+        } else {
+            // No `map`: a closure that is not inlined has no vector instructions.
+            let mut of_columns = [[0.0; LEAVES_OF_LANES]; K];
+            for k in 0..K {
+                of_columns[k] = instructions.leaves(columns[k]);
             }
+            leaves.push(of_columns);
         }
     }
+    if !narrow {
+        return leaves.sum();
+    }
+    leaves.fill(LINES * width);
     let mut sums = [0.0; K];
-    for k in 0..K {
-        sums[k] = if narrow { narrow_sum(first[k].as_flattened(), width) } else { leaves[k].sum() };
+    for (k, sum) in sums.iter_mut().enumerate() {
+        *sum = narrow_sum(leaves.of(k), width);
     }
     sums
 }
@@ -92,60 +100,82 @@ fn narrow_sum(terms: &[f64], width: usize) -> f64 {
     if width == QUAD { leaf(0) } else { leaf(0) + leaf(QUAD) }
 }
 
-/// The first leaves of a tree whose others are 0.
-pub(super) struct Leaves {
-    list: [MaybeUninit<f64>; LEAVES],
+/// The first leaves of `K` trees whose others are 0.
+pub(super) struct Leaves<const K: usize> {
+    list: [[MaybeUninit<f64>; LEAVES]; K],
     /// So many are there.
     len: usize,
 }
 
-impl Leaves {
-    pub(super) const fn new() -> Self {
-        Self { list: [MaybeUninit::uninit(); LEAVES], len: 0 }
+impl<const K: usize> Leaves<K> {
+    /// Not as a constant, which would be copied with all that it leaves open.
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self { list: [[MaybeUninit::uninit(); LEAVES]; K], len: 0 }
     }
 
     /// Adds the next leaves.
     #[inline(always)]
-    fn push<const N: usize>(&mut self, leaves: [f64; N]) {
-        let places = &mut self.list[self.len..][..N];
-        for (place, leaf) in places.iter_mut().zip(leaves) {
-            place.write(leaf);
+    fn push<const N: usize>(&mut self, leaves: [[f64; N]; K]) {
+        for (list, leaves) in self.list.iter_mut().zip(leaves) {
+            for (place, leaf) in list[self.len..][..N].iter_mut().zip(leaves) {
+                place.write(leaf);
+            }
         }
         self.len += N;
     }
 
-    /// Adds a row's sum, which stands where the first of its lanes does.
+    /// Adds a row's sums, which stand where the first of its lanes does.
     #[inline(always)]
-    pub(super) fn push_row(&mut self, sum: f64, lanes: usize) {
-        self.push([sum]);
+    pub(super) fn push_row(&mut self, sums: [f64; K], lanes: usize) {
+        for (list, sum) in self.list.iter_mut().zip(sums) {
+            list[self.len].write(sum);
+        }
+        self.len += 1;
         self.fill(self.len + lanes - 1);
     }
 
-    /// Adds zeros until there are so many.
+    /// Adds zeros until there are so many, at least.
     #[inline(always)]
     fn fill(&mut self, len: usize) {
-        for place in &mut self.list[self.len..len] {
-            place.write(0.0);
+        if len <= self.len {
+            return;
+        }
+        for list in &mut self.list {
+            for place in &mut list[self.len..len] {
+                place.write(0.0);
+            }
         }
         self.len = len;
     }
 
     /// What all add up to.
     #[inline(always)]
-    pub(super) fn sum(&mut self) -> f64 {
+    pub(super) fn sum(&mut self) -> [f64; K] {
         // Zeros in the upper half of a tree change nothing.
-        let all = match self.len {
+        self.fill(match self.len {
             0..=GROUP => self.len.next_power_of_two(),
             len => len.div_ceil(GROUP).next_power_of_two() * GROUP,
-        };
-        self.fill(all);
-        // SAFETY: `push` and `fill` have written as many from the first on; f64 lies as `MaybeUninit` of it.
-        let leaves = unsafe { std::slice::from_raw_parts_mut(self.list.as_mut_ptr().cast::<f64>(), all) };
-        tree(leaves)
+        });
+        let mut sums = [0.0; K];
+        for (k, sum) in sums.iter_mut().enumerate() {
+            *sum = tree(self.of(k));
+        }
+        sums
+    }
+
+    /// Those of one tree.
+    #[inline(always)]
+    fn of(&mut self, k: usize) -> &mut [f64] {
+        let leaves = &mut self.list[k][..self.len];
+        // SAFETY: `push`, `push_row` and `fill` have written as many from the first on; f64 lies as
+        // `MaybeUninit` of it.
+        unsafe { std::slice::from_raw_parts_mut(leaves.as_mut_ptr().cast::<f64>(), leaves.len()) }
     }
 }
 
 /// Σ over the chunks of one tensor, of each of `N` sums.
+#[inline]
 pub(super) fn tensor_sums<const N: usize>(chunks: &[[f64; N]]) -> [f64; N] {
     std::array::from_fn(|n| {
         let segments =
@@ -207,7 +237,7 @@ pub(super) mod naive {
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::block;
+    use super::super::element::BlocksRef;
     use super::super::simd::{Any, Work, run};
     use super::*;
     use proptest::prelude::*;
@@ -225,9 +255,11 @@ mod tests {
         type Output = [f64; 2];
 
         fn run<I: Instructions>(self, instructions: I) -> [f64; 2] {
-            lanes_sum(instructions, self.terms.len(), self.lanes, |at| {
-                let terms = *block(self.terms, at, &mut [0.0; LANES]);
-                [terms.map(|x| 2.0 * x), terms]
+            let blocks = BlocksRef::new(self.terms);
+            lanes_sum::<_, 2, true>(instructions, self.terms.len(), self.lanes, |at, _, [twice, once]| {
+                let terms = *blocks.at(at);
+                *twice = instructions.add_f64(*twice, terms.map(|x| 2.0 * x));
+                *once = instructions.add_f64(*once, terms);
             })
         }
     }
@@ -262,8 +294,8 @@ mod tests {
             prop_assert_eq!(lanes_of(lanes, &terms).to_bits(), naive::lanes(lanes, &terms).to_bits());
             let rows = squares(&naive::spread(!seed, 256 / lanes - fewer % (256 / lanes)));
             let mut leaves = Leaves::new();
-            rows.iter().for_each(|&row| leaves.push_row(row, lanes));
-            let sum = leaves.sum();
+            rows.iter().for_each(|&row| leaves.push_row([row], lanes));
+            let [sum] = leaves.sum();
             prop_assert_eq!(sum.to_bits(), naive::rows(lanes, &rows).to_bits());
         }
     }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::thread::JoinHandle;
 
 use super::FloatEnvironment;
+use super::simd::{Instructions, Work, run};
 
 /// More would be a mistake, and take what the user may start.
 const MOST: usize = 1024;
@@ -74,19 +75,31 @@ impl Drop for Lease {
     }
 }
 
-/// Calls `work` with each item: on this thread alone, or on all where it is worth while.
-pub(super) fn for_each<T>(worth_while: bool, items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+/// Does all pieces of work, in IEEE mode: on this thread alone, or on all where it is worth while.
+pub(super) fn for_each<W: Work<Output = ()>>(worth_while: bool, items: impl Iterator<Item = W> + Send) {
+    let _ieee = FloatEnvironment::ieee();
     let threads = if worth_while { count() } else { 1 };
     let Some(pool) = (threads > 1).then(|| pool(threads)).flatten() else {
-        return items.for_each(work);
+        return run(All(items));
     };
     let items = Mutex::new(items);
-    let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     pool.run(&|| {
-        while let Some(item) = next() {
-            work(item);
-        }
+        run(All(std::iter::from_fn(|| items.lock().unwrap_or_else(PoisonError::into_inner).next())))
     });
+}
+
+/// One piece of work after the other.
+struct All<T>(T);
+
+impl<T: Iterator<Item: Work<Output = ()>>> Work for All<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        for item in self.0 {
+            item.run(instructions);
+        }
+    }
 }
 
 /// The lock of [`POOL`]; `None` where it can't be had in a short time: a process that was forked while a

@@ -9,12 +9,13 @@
 //! Where rows have scales, each row's multiplies the coefficient before that is rounded; those of columns
 //! multiply the prescaled gradient, or the velocity.
 
-use super::element::{Blocks, BlocksRef, Compute, Parameter, Read, State, Store, block, rounds};
+use super::TASK;
+use super::element::{Blocks, BlocksRef, Compute, Read, State, Stochastic, Store, rounds};
+use super::reduce::is_large;
 use super::rounding::{DRAWN, StochasticBits};
 use super::rows::Variances;
-use super::simd::{Instructions, LANES, Work, run};
+use super::simd::{Instructions, LANES, Work};
 use super::threads::for_each;
-use super::{SERIAL_BELOW, TASK};
 use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
@@ -78,18 +79,16 @@ enum VelocityPart<'a> {
     F64(&'a mut [f64]),
 }
 
-/// Applies the updates, in parallel. Tensors with a missing gradient stay as they are.
-pub(crate) fn update(tensors: Vec<TensorUpdate<'_>>) {
-    let total: usize = tensors.iter().map(|t| t.param.len()).sum();
-    for_each(total >= SERIAL_BELOW, tensors.into_iter().flat_map(Pieces::new), run);
+/// Applies the updates of tensors that have so many elements in all, in parallel. Tensors with a missing
+/// gradient stay as they are.
+pub(crate) fn update<'a>(elements: usize, tensors: impl Iterator<Item = TensorUpdate<'a>> + Send) {
+    for_each(is_large(elements), tensors.flat_map(Pieces::new));
 }
 
-/// The pieces of a tensor, one after the other.
+/// The pieces of a tensor, from the last to the first: what the sums have read last is in the caches.
 struct Pieces<'a> {
     tensor: TensorUpdate<'a>,
     velocity: VelocityPart<'a>,
-    /// Where the next one begins.
-    start: usize,
 }
 
 impl<'a> Pieces<'a> {
@@ -99,7 +98,7 @@ impl<'a> Pieces<'a> {
             Some(Velocity::F32(v)) => VelocityPart::F32(v),
             Some(Velocity::F64(v)) => VelocityPart::F64(v),
         };
-        Self { tensor, velocity, start: 0 }
+        Self { tensor, velocity }
     }
 }
 
@@ -107,20 +106,19 @@ impl<'a> Iterator for Pieces<'a> {
     type Item = Piece<'a>;
 
     fn next(&mut self) -> Option<Piece<'a>> {
-        let Self { tensor, velocity, start } = self;
-        // Whole rows.
-        let size = tensor.variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
-        let count = size.min(tensor.param.len());
-        if count == 0 {
+        let Self { tensor, velocity } = self;
+        let len = tensor.param.len();
+        if len == 0 {
             return None;
         }
-        let first = *start;
-        *start += count;
+        // Whole rows.
+        let size = tensor.variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
+        let first = (len - 1) / size * size;
         Some(Piece {
-            param: tensor.param.split_off(count),
-            grad: tensor.grad.slice(first, count),
-            velocity: velocity.split_off(count),
-            master: tensor.master.as_mut().map(|m| m.split_off_mut(..count).unwrap_or_default()),
+            param: tensor.param.split_off(first),
+            grad: tensor.grad.slice(first, len - first),
+            velocity: velocity.split_off(first),
+            master: tensor.master.as_mut().map(|m| m.split_off_mut(first..).unwrap_or_default()),
             scalars: tensor.scalars,
             variances: tensor.variances.map(|variances| Variances {
                 averages: &variances.averages[first / variances.rows.len..],
@@ -132,12 +130,12 @@ impl<'a> Iterator for Pieces<'a> {
 }
 
 impl<'a> VelocityPart<'a> {
-    /// Takes the first elements off.
-    fn split_off(&mut self, count: usize) -> VelocityPart<'a> {
+    /// Takes the elements from one on off.
+    fn split_off(&mut self, first: usize) -> VelocityPart<'a> {
         match self {
             VelocityPart::None => VelocityPart::None,
-            VelocityPart::F32(v) => VelocityPart::F32(v.split_off_mut(..count).unwrap_or_default()),
-            VelocityPart::F64(v) => VelocityPart::F64(v.split_off_mut(..count).unwrap_or_default()),
+            VelocityPart::F32(v) => VelocityPart::F32(v.split_off_mut(first..).unwrap_or_default()),
+            VelocityPart::F64(v) => VelocityPart::F64(v.split_off_mut(first..).unwrap_or_default()),
         }
     }
 }
@@ -206,7 +204,7 @@ impl<I: Instructions> Change<'_, I> {
     /// Changes parameters that results are rounded to stochastically: part by part by way of f32, which holds
     /// them exactly.
     #[inline(always)]
-    fn rounded<P: Parameter<State = f32>>(
+    fn rounded<P: Stochastic>(
         &self,
         param: &mut [P],
         bits: StochasticBits,
@@ -215,17 +213,16 @@ impl<I: Instructions> Change<'_, I> {
     ) {
         // Rows, or parts of a tensor that has none.
         let row = self.variances.map_or(param.len(), |variances| variances.rows.len);
-        let mut exact = [[0.0_f32; LANES]; DRAWN / LANES];
         let mut start = 0;
         while start < param.len() {
             let place = start % row;
             let count = DRAWN.min(row - place).min(param.len() - start);
             let range = start..start + count;
             let part = &mut param[range.clone()];
-            let exact_part = &mut exact.as_flattened_mut()[..count];
-            for (exact, part) in exact_part.chunks_mut(LANES).zip(part.chunks(LANES)) {
-                let wide = P::load(self.instructions, *block(part, 0, &mut [P::default(); LANES]));
-                exact.copy_from_slice(&wide[..exact.len()]);
+            let mut exact = [[0.0_f32; LANES]; DRAWN / LANES];
+            let blocks = BlocksRef::new(part);
+            for (k, exact) in exact.iter_mut().take(count.div_ceil(LANES)).enumerate() {
+                *exact = P::load(self.instructions, *blocks.at(k * LANES));
             }
             let variances = self.variances.map(|variances| Variances {
                 averages: &variances.averages[start / row..],
@@ -234,8 +231,9 @@ impl<I: Instructions> Change<'_, I> {
             });
             let change = Change { variances, ..*self };
             let velocity = velocity.as_mut().map(|v| &mut v[range]);
-            change.piece(exact_part, &mut [0.0_f32; 0], grad.slice(start, count), velocity);
-            P::round(self.instructions, &bits.advanced(start), exact_part, part);
+            let of_part = &mut exact.as_flattened_mut()[..count];
+            change.piece(of_part, &mut [0.0_f32; 0], grad.slice(start, count), velocity);
+            bits.advanced(start).round(self.instructions, &exact, part);
             start += count;
         }
     }

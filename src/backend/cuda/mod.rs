@@ -150,7 +150,7 @@ impl Cuda {
         let multiprocessors =
             attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let cooperative = attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? != 0;
-        let module = Module::load(u32::try_from(multiprocessors).unwrap_or(0))?;
+        let module = Module::load((major, minor), u32::try_from(multiprocessors).unwrap_or(0))?;
         let name =
             format!("{title} (CUDA device {number}, compute capability {major}.{minor}, {})", module.code);
         let mut stream = ptr::null_mut();

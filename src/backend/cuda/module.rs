@@ -1,4 +1,5 @@
-//! The device code that is built into the library, and loading it: machine code as a whole, PTX part by part.
+//! The device code that is built into the library, and loading it: that of the build's nvcc as a whole, the
+//! machine code and the PTX that come with the crate part by part.
 
 use std::ffi::{CString, c_uint, c_void};
 use std::ptr;
@@ -9,7 +10,7 @@ use cudarc::driver::sys::{self, CUjit_option, CUresult};
 use super::driver::{Relaxed, check};
 use crate::backend::abi::RFD_THREADS;
 use crate::backend::executor::Kernel;
-use crate::backend::kernels::{COMMON, PARTS, PTX};
+use crate::backend::kernels::{COMMON, MACHINE_CODE, PARTS, PTX, Packed};
 use crate::error::{Error, Result};
 
 /// Machine code of the architectures that the build's nvcc knew, aligned as the driver wants it.
@@ -27,6 +28,8 @@ struct Aligned<T: ?Sized>(T);
 pub(super) struct Module {
     /// Machine code of all parts.
     whole: Option<Handle>,
+    /// Deflated machine code part by part.
+    packed: Option<&'static Packed>,
     parts: [OnceLock<Part>; PARTS.len()],
     /// Held while a part is loaded.
     loading: Mutex<()>,
@@ -38,7 +41,7 @@ pub(super) struct Module {
 #[derive(Debug)]
 struct Part {
     functions: Vec<(Kernel, Function)>,
-    /// Of PTX; for machine code that of the whole.
+    /// None where it is one of the whole.
     own: Option<Handle>,
 }
 
@@ -59,11 +62,22 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// For the current context, and a device with so many multiprocessors. Loads the common part.
-    pub fn load(multiprocessors: u32) -> Result<Self> {
+    /// For the current context, and a device of this compute capability with so many multiprocessors. Loads
+    /// the common part.
+    pub fn load(capability: (i32, i32), multiprocessors: u32) -> Result<Self> {
         let (whole, code) = load_whole();
-        let module =
-            Self { whole, parts: Default::default(), loading: Mutex::new(()), multiprocessors, code };
+        let packed = if whole.is_none() { packed_for(capability) } else { None };
+        let mut module =
+            Self { whole, packed, parts: Default::default(), loading: Mutex::new(()), multiprocessors, code };
+        if packed.is_some() {
+            match module.part(COMMON) {
+                Ok(_) => module.code = "machine code".into(),
+                Err(problem) => {
+                    module.packed = None;
+                    module.code = format!("PTX, because the machine code does not fit: {problem}");
+                }
+            }
+        }
         module.part(COMMON)?;
         Ok(module)
     }
@@ -94,7 +108,11 @@ impl Module {
     fn load_part(&self, index: usize) -> Result<Part> {
         // A list of another kind than expected may come first in a capture.
         let _relaxed = Relaxed::new()?;
-        let own = if self.whole.is_none() { Some(Handle(load_ptx(PTX[index])?)) } else { None };
+        let own = match (self.whole, self.packed) {
+            (Some(_), _) => None,
+            (None, Some(packed)) => Some(Handle(load_packed(packed[index])?)),
+            (None, None) => Some(Handle(load_ptx(PTX[index])?)),
+        };
         let Some(Handle(module)) = own.or(self.whole) else {
             return Err(Error::Device("no device code was loaded".into()));
         };
@@ -158,6 +176,31 @@ fn load_whole() -> (Option<Handle>, String) {
     (None, "PTX, compiled by the driver".into())
 }
 
+/// The machine code for a device: that of the same major number and no later minor one.
+fn packed_for((major, minor): (i32, i32)) -> Option<&'static Packed> {
+    let fits = |(own_major, own_minor): (i32, i32)| own_major == major && own_minor <= minor;
+    MACHINE_CODE.iter().rev().find(|(own, _)| fits(*own)).map(|(_, packed)| packed)
+}
+
+/// Machine code, as the driver wants it aligned; it says itself where it ends.
+fn unpack(file: &[u8]) -> Option<Vec<u128>> {
+    // Behind the line of text that says what it was made from.
+    let packed = &file[file.iter().position(|&byte| byte == b'\n')? + 1..];
+    let code = miniz_oxide::inflate::decompress_to_vec_zlib(packed).ok()?;
+    let word = |chunk: &[u8]| {
+        let mut bytes = [0; 16];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        u128::from_ne_bytes(bytes)
+    };
+    Some(code.chunks(16).map(word).collect())
+}
+
+fn load_packed(file: &[u8]) -> Result<sys::CUmodule> {
+    let code = unpack(file)
+        .ok_or_else(|| Error::Device("the library's machine code is damaged; build it again".into()))?;
+    load(code.as_ptr().cast())
+}
+
 fn load_ptx(text: &str) -> Result<sys::CUmodule> {
     let text = CString::new(text)
         .map_err(|_| Error::Device("the library's PTX is damaged; build it again".into()))?;
@@ -172,8 +215,9 @@ fn load(image: *const c_void) -> Result<sys::CUmodule> {
     // The second value is the size itself, passed as a pointer.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len())];
     let mut module = ptr::null_mut();
-    // SAFETY: the image is a fat binary of this build or PTX that ends with 0; options and values are arrays
-    // of the length given, and the log is as large as they say. All live until the call returns.
+    // SAFETY: the image is a fat binary of this build, ptxas's machine code, or PTX that ends with 0; options
+    // and values are arrays of the length given, and the log is as large as they say. All live until the call
+    // returns.
     let status = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -195,4 +239,46 @@ fn load(image: *const c_void) -> Result<sys::CUmodule> {
     };
     check(what, status)?;
     Ok(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_is_machine_code_with_its_kernels() {
+        for (capability, packed) in &MACHINE_CODE {
+            for (index, file) in packed.iter().enumerate() {
+                let code: Vec<u8> = unpack(file).unwrap().into_iter().flat_map(u128::to_ne_bytes).collect();
+                let what = format!("{} for {capability:?}", PARTS[index]);
+                assert!(code.starts_with(b"\x7fELF"), "{what}");
+                // The architecture, in the flags of the ELF header.
+                assert_eq!(i32::from(code[48]), 10 * capability.0 + capability.1, "{what}");
+                for kernel in Kernel::all().filter(|kernel| kernel.part() == index) {
+                    let name = [b".text.", kernel.name().to_bytes_with_nul()].concat();
+                    assert!(code.windows(name.len()).any(|window| window == name), "{what}: {kernel:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn later_devices_of_the_same_major_number_run_it() {
+        let of =
+            |capability| MACHINE_CODE.iter().find(|(own, _)| *own == capability).map(|(_, packed)| packed);
+        for (device, code) in
+            [((8, 0), Some((8, 0))), ((8, 6), Some((8, 0))), ((8, 9), Some((8, 0))), ((9, 0), Some((9, 0)))]
+                .into_iter()
+                .chain([((7, 0), None), ((7, 5), None), ((10, 0), None), ((12, 0), None)])
+        {
+            assert_eq!(packed_for(device), code.and_then(of), "{device:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_is_no_code() {
+        assert!(
+            unpack(b"").is_none() && unpack(b"// Made by\n").is_none() && unpack(b"\nnot deflated").is_none()
+        );
+    }
 }

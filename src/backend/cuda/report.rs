@@ -9,7 +9,7 @@ use crate::error::Result;
 pub const DEVICE_CODE: &str = if cfg!(rfd_fatbin) {
     "machine code from the build's nvcc, and PTX for everything from compute capability 7.0 on"
 } else {
-    "PTX for everything from compute capability 7.0 on (the build found no nvcc)"
+    "machine code for compute capability 8.0 to 9.0, and PTX for everything from 7.0 on"
 };
 
 /// As [`crate::cuda::report`].

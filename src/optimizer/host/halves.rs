@@ -1,7 +1,7 @@
 //! A step in two halves, between which ranks add up their sums.
 
-use super::Optimizer;
-use crate::backend::cpu::{self, Averages, FloatEnvironment};
+use super::{Buffers, Optimizer, Space};
+use crate::backend::cpu::{self, FloatEnvironment};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Norms;
@@ -40,7 +40,8 @@ impl Optimizer {
         } else {
             vec![0.0; params.len()]
         };
-        let sums = self.sums(grads, &self.moving(), grad_scale);
+        let mut sums = cpu::Norms::default();
+        self.form_norms(grads, grad_scale, false, &mut sums);
         let mut values = Vec::with_capacity(self.core.sums_len());
         let mut rows = Vec::with_capacity(params.len());
         for (k, (of_rows, columns)) in sums.rows.into_iter().zip(sums.columns).enumerate() {
@@ -65,7 +66,9 @@ impl Optimizer {
     }
 
     fn local_norms(&self, grads: &[GradRef<'_>]) -> Vec<f64> {
-        let norms = cpu::squared_norms(grads);
+        let mut sums = cpu::Norms::default();
+        self.form_norms(grads, 1.0, true, &mut sums);
+        let norms = sums.squares;
         if norms.squares.iter().any(|square| !square.is_finite()) {
             // Also from a tensor that does not count: then every rank has to skip.
             return vec![f64::NAN; 2];
@@ -114,8 +117,7 @@ impl Optimizer {
                 return Ok(self.skip(input, None, SkipReason::FoundInf));
             }
             let norms = Norms::new(total(&sums.values), input.grad_scale);
-            let plan = self.decide(norms, &[], input);
-            return Ok(self.apply(params, grads, input, norms, plan, Vec::new()));
+            return Ok(self.take(&mut Space::default(), params, grads, input, norms));
         }
         let numbers = TensorNumbers::read(&self.core, &sums.values);
         let take_part: Vec<bool> = (numbers.iter().zip(grads).enumerate())
@@ -135,28 +137,28 @@ impl Optimizer {
             return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
         }
         let unscale = 1.0 / input.grad_scale;
-        let mut tensors = Vec::with_capacity(numbers.len());
-        let mut averages = Vec::with_capacity(numbers.len());
+        let mut space = Space::default();
         for (k, ((numbers, own_rows), takes_part)) in
             numbers.into_iter().zip(sums.rows).zip(take_part).enumerate()
         {
             if !takes_part {
-                tensors.push(None);
-                averages.push(None);
+                space.tensors.push(None);
                 continue;
             }
             let shared = self.shared_rows(k, &numbers.rows, unscale);
             let (rows, direction) = shared.unwrap_or((own_rows, numbers.direction));
-            tensors.push(Some(TensorSums {
+            space.tensors.push(Some(TensorSums {
                 squares: numbers.squares * unscale * unscale,
                 direction,
                 sampled: numbers.sampled,
                 counts: true,
             }));
-            averages.push(Some(Averages { columns: self.next_columns(k, &numbers.columns), rows }));
+            let rule = self.core.method().descent().column_variance(&self.history, k);
+            let Buffers { averages, next, .. } = &mut self.buffers[k];
+            next.take_columns(rule, &averages.columns, &numbers.columns);
+            next.rows = rows;
         }
-        let plan = self.decide(norms, &tensors, input);
-        Ok(self.apply(params, grads, input, norms, plan, averages))
+        Ok(self.take(&mut space, params, grads, input, norms))
     }
 
     /// The new averages of a tensor's rows that ranks share, and their part of the direction, by the sums of
@@ -165,13 +167,14 @@ impl Optimizer {
         let part = &self.core.parts()[tensor];
         let elements = part.shared?.elements as f64;
         let rule = self.core.method().descent().row_variance(&self.history, tensor, part.elements as f64);
-        let (averages, directions): (Vec<f64>, Vec<f64>) = (self.buffers[tensor].rows.iter().zip(sums))
-            .map(|(&before, &[squares, weighted])| {
-                let mean = squares * unscale * unscale / elements;
-                let average = cpu::averaged(rule.decay, before, mean);
-                (average, rule.scale(average) * weighted)
-            })
-            .unzip();
+        let (averages, directions): (Vec<f64>, Vec<f64>) =
+            (self.buffers[tensor].averages.rows.iter().zip(sums))
+                .map(|(&before, &[squares, weighted])| {
+                    let mean = squares * unscale * unscale / elements;
+                    let average = cpu::averaged(rule.decay, before, mean);
+                    (average, rule.scale(average) * weighted)
+                })
+                .unzip();
         Some((averages, fold(directions)))
     }
 }

@@ -6,10 +6,12 @@ mod state;
 use std::ops::Deref;
 
 use super::core::Core;
-use super::decision::{Norms, TotalSquares, lock};
-use super::method::{History, Seen, StepPlan, TensorSums};
+use super::decision::{Decision, Norms, TotalSquares, lock};
+use super::method::{History, Next, Seen, TensorSums};
 use super::{Group, Limit, Method, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec};
-use crate::backend::cpu::{self, FloatEnvironment, StochasticBits, TensorUpdate, Threads, Velocity};
+use crate::backend::cpu::{
+    self, FloatEnvironment, StochasticBits, TensorUpdate, Threads, UpdateScalars, Velocity,
+};
 use crate::error::{Error, Result};
 use crate::numeric::fold;
 use crate::tensor::{GradRef, ParamMut};
@@ -52,6 +54,8 @@ pub struct Optimizer {
     history: History,
     applied_steps: u64,
     skipped_steps: u64,
+    /// `None` before the first step, and while one is taken.
+    space: Option<Box<Space>>,
     _threads: Threads,
 }
 
@@ -62,11 +66,26 @@ struct Buffers {
     velocity: Option<Velocity>,
     /// Made from the parameter by the first applied step.
     master: Option<Vec<f32>>,
-    /// Averages of the squared gradients of its columns, and of its rows; empty for a method without rows.
-    columns: Vec<f64>,
-    rows: Vec<f64>,
+    /// Of the squared gradients; empty for a method without rows.
+    averages: cpu::Averages,
+    /// The same with the step that is being taken, if the tensor takes part in it.
+    next: cpu::Averages,
+    /// The next averages of the rows of this part, where ranks share them.
+    own_rows: Vec<f64>,
     /// What columns weigh in the next step.
     column_scales: Vec<f32>,
+}
+
+/// What a step works out, in memory that the next one uses again.
+#[derive(Clone, Debug, Default)]
+struct Space {
+    norms: cpu::Norms,
+    /// By tensor, `None` for one that takes no part. Empty for a method without rows.
+    tensors: Vec<Option<TensorSums>>,
+    next: Next,
+    /// By tensor.
+    scalars: Vec<UpdateScalars>,
+    locks: cpu::Sums<3>,
 }
 
 impl Deref for Optimizer {
@@ -91,8 +110,7 @@ impl Optimizer {
             .map(|part| {
                 let (rows, columns) = if has_rows { (part.row_averages, part.rows.columns) } else { (0, 0) };
                 Buffers {
-                    rows: vec![0.0; rows],
-                    columns: vec![0.0; columns],
+                    averages: cpu::Averages { columns: vec![0.0; columns], rows: vec![0.0; rows] },
                     column_scales: vec![1.0; columns],
                     ..Buffers::default()
                 }
@@ -104,6 +122,7 @@ impl Optimizer {
             core,
             applied_steps: 0,
             skipped_steps: 0,
+            space: None,
             _threads: Threads::new(),
         })
     }
@@ -184,40 +203,47 @@ impl Optimizer {
         if input.found_inf != 0.0 {
             return Ok(self.skip(input, None, SkipReason::FoundInf));
         }
-        let cpu::RowNorms { squares, directions, sampled, columns, rows } =
-            match self.core.method().descent().has_rows() {
-                false => cpu::RowNorms::without_rows(cpu::squared_norms(grads)),
-                true => {
-                    let moving = self.moving();
-                    self.sums(grads, &moving, input.grad_scale).in_range(grads, &moving)
-                }
-            };
+        let mut space = self.space.take().unwrap_or_default();
+        let report = self.step_in(&mut space, params, grads, input);
+        self.space = Some(space);
+        Ok(report)
+    }
+
+    fn step_in(
+        &mut self,
+        space: &mut Space,
+        params: &mut [ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        input: &StepInput,
+    ) -> StepReport {
+        self.form_norms(grads, input.grad_scale, true, &mut space.norms);
+        let cpu::Norms { squares, directions, sampled, columns, rows, .. } = &space.norms;
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
-        let norms = Norms::new(self.total(&squares), input.grad_scale);
+        let norms = Norms::new(self.total(squares), input.grad_scale);
         if !all_finite {
-            return Ok(self.skip(input, Some(norms), SkipReason::NonFiniteGradient));
+            return self.skip(input, Some(norms), SkipReason::NonFiniteGradient);
         }
+        space.tensors.clear();
         let unscale = 1.0 / input.grad_scale;
-        let tensors: Vec<_> = (self.core.specs().iter().zip(grads).enumerate())
-            .map(|(k, (spec, grad))| {
-                let takes_part = grad.len().is_some_and(|len| len > 0);
-                takes_part.then_some(TensorSums {
-                    squares: squares.squares[k] * unscale * unscale,
-                    direction: directions.get(k).copied().unwrap_or_default(),
-                    sampled: sampled.get(k).copied().unwrap_or_default(),
-                    counts: spec.counts_in_norm,
-                })
-            })
-            .collect();
-        let averages = (columns.iter().zip(rows).enumerate())
-            .map(|(k, (means, rows))| {
-                let rows = rows.into_iter().map(|[average, _]| average).collect();
-                tensors[k].is_some().then(|| cpu::Averages { columns: self.next_columns(k, means), rows })
-            })
-            .collect();
-        let plan = self.decide(norms, &tensors, input);
-        Ok(self.apply(params, grads, input, norms, plan, averages))
+        let descent = self.core.method().descent();
+        for (k, (means, rows)) in columns.iter().zip(rows).enumerate() {
+            if grads[k].is_empty() {
+                space.tensors.push(None);
+                continue;
+            }
+            space.tensors.push(Some(TensorSums {
+                squares: squares.squares[k] * unscale * unscale,
+                direction: directions[k],
+                sampled: sampled[k],
+                counts: self.core.specs()[k].counts_in_norm,
+            }));
+            let Buffers { averages, next, .. } = &mut self.buffers[k];
+            next.take_columns(descent.column_variance(&self.history, k), &averages.columns, means);
+            next.rows.clear();
+            next.rows.extend(rows.iter().map(|&[average, _]| average));
+        }
+        self.take(space, params, grads, input, norms)
     }
 
     /// Before the first step, what the method takes from the parameters, whose squares these are.
@@ -232,49 +258,24 @@ impl Optimizer {
         descent.measure(&mut self.history, self.core.specs(), &mean_squares);
     }
 
-    /// The averages of a tensor's columns after a step with these mean squares.
-    fn next_columns(&self, tensor: usize, means: &[f64]) -> Vec<f64> {
-        let rule = self.core.method().descent().column_variance(&self.history, tensor);
-        cpu::Averages::next_columns(rule, &self.buffers[tensor].columns, means)
-    }
-
-    /// What a method with rows decides by.
-    fn sums(&self, grads: &[GradRef<'_>], moving: &[cpu::Moving<'_>], grad_scale: f64) -> cpu::RowNorms {
-        cpu::row_norms(grads, moving, 1.0 / grad_scale, self.applied_steps)
-    }
-
-    fn moving(&self) -> Vec<cpu::Moving<'_>> {
-        (self.core.specs().iter().zip(&self.buffers).enumerate())
-            .map(|(tensor, (spec, buffers))| cpu::Moving {
-                dtype: spec.dtype,
+    /// What the method decides by; `rescales` as in [`cpu::Norms::form_with_rows`].
+    fn form_norms(&self, grads: &[GradRef<'_>], grad_scale: f64, rescales: bool, norms: &mut cpu::Norms) {
+        let Self { core, buffers, history, .. } = self;
+        if !core.method().descent().has_rows() {
+            return norms.form_without_rows(grads);
+        }
+        let moving = |tensor: usize| {
+            let (part, buffers): (_, &Buffers) = (&core.parts()[tensor], &buffers[tensor]);
+            cpu::Moving {
+                dtype: core.specs()[tensor].dtype,
                 velocity: buffers.velocity.as_ref(),
-                decay: self.core.velocity_decay_of(tensor),
-                variances: self.variances(tensor, &buffers.rows, &buffers.column_scales),
-                shares_rows: self.core.parts()[tensor].shared.is_some(),
-            })
-            .collect()
-    }
-
-    /// What the elements of a tensor weigh in the step to come, with these averages of rows.
-    fn variances<'a>(
-        &self,
-        tensor: usize,
-        averages: &'a [f64],
-        column_scales: &'a [f32],
-    ) -> cpu::Variances<'a> {
-        let part = &self.core.parts()[tensor];
-        let rule = self.core.method().descent().row_variance(&self.history, tensor, part.elements as f64);
-        cpu::Variances { rows: part.rows, rule, averages, column_scales }
-    }
-
-    fn decide(
-        &self,
-        norms: Norms,
-        tensors: &[Option<TensorSums>],
-        input: &StepInput,
-    ) -> std::result::Result<StepPlan, SkipReason> {
-        let seen = Seen { core: &self.core, input, norms, applied_steps: self.applied_steps, tensors };
-        self.core.method().descent().decide(&seen, &self.history)
+                decay: core.velocity_decay_of(tensor),
+                variances: variances(core, history, tensor, &buffers.averages.rows, &buffers.column_scales),
+                shares_rows: part.shared.is_some(),
+            }
+        };
+        let rows_of = |tensor: usize| core.parts()[tensor].rows;
+        norms.form_with_rows(grads, rows_of, moving, 1.0 / grad_scale, self.applied_steps, rescales);
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
@@ -297,100 +298,126 @@ impl Optimizer {
         }
     }
 
-    fn apply(
+    /// Decides on the step and takes it, with the sums of tensors and the next averages of those that take
+    /// part.
+    fn take(
         &mut self,
+        space: &mut Space,
         params: &mut [ParamMut<'_>],
         grads: &[GradRef<'_>],
         input: &StepInput,
         norms: Norms,
-        plan: std::result::Result<StepPlan, SkipReason>,
-        averages: Vec<Option<cpu::Averages>>,
     ) -> StepReport {
-        let plan = match plan {
-            Ok(plan) => plan,
+        let Space { tensors, next, .. } = space;
+        let seen = Seen { core: &self.core, input, norms, applied_steps: self.applied_steps, tensors };
+        let decision = match self.core.method().descent().decide(&seen, &self.history, next) {
+            Ok(decision) => decision,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
-        let column_scales: Vec<Vec<f32>> =
-            self.buffers.iter_mut().map(|buffers| std::mem::take(&mut buffers.column_scales)).collect();
-        let own_rows: Vec<Option<Vec<f64>>> = (averages.iter().enumerate())
-            .map(|(k, averages)| {
-                let (part, len) = (&self.core.parts()[k], self.core.lens()[k]);
-                averages.as_ref().map(|averages| part.own_rows(len, &averages.rows))
-            })
-            .collect();
-        let variances: Vec<_> = (own_rows.iter().zip(&column_scales).enumerate())
-            .map(|(k, (rows, scales))| rows.as_deref().map(|rows| self.variances(k, rows, scales)))
-            .collect();
-        let Self { core, buffers, .. } = self;
-        let options = core.options();
-        let mut updates = Vec::with_capacity(params.len());
-        let tensors = core.specs().iter().zip(&mut *buffers).zip(params).zip(grads).enumerate();
-        for (index, (((spec, buffers), param), &grad)) in tensors {
+        for (k, (buffers, part)) in self.buffers.iter_mut().zip(self.core.parts()).enumerate() {
+            if space.has_averages(k) && part.shared.is_some() {
+                buffers.own_rows = part.own_rows(self.core.lens()[k], &buffers.next.rows);
+            }
+        }
+        self.find_scalars(space, params, grads, &decision);
+        self.update(space, params, grads);
+        self.applied_steps += 1;
+        if space.tensors.is_empty() {
+            return self.applied(input, norms, &decision);
+        }
+        std::mem::swap(&mut self.history, &mut space.next.history);
+        let descent = self.core.method().descent();
+        // The averages of a tensor that takes no part wait.
+        for (k, buffers) in self.buffers.iter_mut().enumerate().filter(|(k, _)| space.has_averages(*k)) {
+            std::mem::swap(&mut buffers.averages, &mut buffers.next);
+            let rule = descent.column_variance(&self.history, k);
+            for (scale, &average) in buffers.column_scales.iter_mut().zip(&buffers.averages.columns) {
+                *scale = rule.scale(average);
+            }
+        }
+        self.applied(input, norms, &decision)
+    }
+
+    /// The scalars of each tensor's update, with norm lock; makes the memory that updates need.
+    fn find_scalars(
+        &mut self,
+        space: &mut Space,
+        params: &[ParamMut<'_>],
+        grads: &[GradRef<'_>],
+        decision: &Decision,
+    ) {
+        let Self { core, buffers, history, .. } = self;
+        space.scalars.clear();
+        for (k, ((param, &grad), buffers)) in params.iter().zip(grads).zip(buffers).enumerate() {
             if matches!(grad, GradRef::Missing) {
+                space.scalars.push(UpdateScalars::default());
                 continue;
             }
-            let (group, decay, len) =
-                (core.group_of(index), core.velocity_decay_of(index), core.lens()[index]);
-            if options.master_weights && spec.dtype.is_half() {
+            let (group, decay, len) = (core.group_of(k), core.velocity_decay_of(k), core.lens()[k]);
+            let dtype = param.dtype();
+            if core.options().master_weights && dtype.is_half() {
                 buffers.master.get_or_insert_with(|| cpu::to_f32(param));
             }
             if decay > 0.0 {
-                buffers.velocity.get_or_insert_with(|| Velocity::zeros(spec.dtype, len));
+                buffers.velocity.get_or_insert_with(|| Velocity::zeros(dtype, len));
             }
-            let velocity = buffers.velocity.as_mut().filter(|_| decay > 0.0);
-            let mut scalars = plan.decision.scalars(group, decay, plan.scale(index));
-            let variances = variances.get(index).copied().flatten();
+            let mut own = decision.scalars(group, decay, space.next.scale(k));
             if group.norm_lock && len > 1 {
-                let sums = cpu::lock_sums(
-                    param,
-                    buffers.master.as_deref(),
-                    grad,
-                    velocity.as_deref(),
-                    &scalars,
-                    variances,
-                );
-                scalars = lock(scalars, sums);
+                let velocity = buffers.velocity.as_ref().filter(|_| decay > 0.0);
+                let variances = (space.has_averages(k))
+                    .then(|| variances(core, history, k, buffers.rows_of_update(), &buffers.column_scales));
+                let (master, locks) = (buffers.master.as_deref(), &mut space.locks);
+                let sums = cpu::lock_sums(param, master, grad, velocity, &own, variances, locks);
+                own = lock(own, sums);
             }
-            let rounds = spec.dtype.is_half() && buffers.master.is_none();
-            updates.push(TensorUpdate {
+            space.scalars.push(own);
+        }
+    }
+
+    /// Changes the parameters.
+    fn update(&mut self, space: &Space, params: &mut [ParamMut<'_>], grads: &[GradRef<'_>]) {
+        let Self { core, buffers, history, applied_steps, .. } = self;
+        let (core, history, step) = (&*core, &*history, *applied_steps as u32);
+        let tensors = buffers.iter_mut().zip(params).zip(grads).zip(&space.scalars).enumerate();
+        // The last one first: what the sums have read last is in the caches.
+        let updates = tensors.rev().filter_map(|(index, (((buffers, param), &grad), &scalars))| {
+            if matches!(grad, GradRef::Missing) {
+                return None;
+            }
+            let Buffers { velocity, master, next, own_rows, column_scales, .. } = buffers;
+            let rounds = param.dtype().is_half() && master.is_none();
+            let stochastic = core.options().stochastic_rounding.filter(|_| rounds);
+            let rows = if own_rows.is_empty() { &next.rows } else { own_rows };
+            Some(TensorUpdate {
                 param: param.reborrow(),
                 grad,
-                velocity,
-                master: buffers.master.as_deref_mut(),
+                velocity: velocity.as_mut().filter(|_| scalars.velocity_decay > 0.0),
+                master: master.as_deref_mut(),
                 scalars,
-                variances,
-                stochastic: options.stochastic_rounding.filter(|_| rounds).map(|seed| StochasticBits {
+                variances: (space.has_averages(index))
+                    .then(|| variances(core, history, index, rows, column_scales)),
+                stochastic: stochastic.map(|seed| StochasticBits {
                     seed,
-                    step: self.applied_steps as u32,
+                    step,
                     tensor: index as u32,
-                    first: spec.offset,
+                    first: core.specs()[index].offset,
                 }),
-            });
-        }
-        cpu::update(updates);
-        self.applied_steps += 1;
-        self.history = plan.history;
-        for (buffers, scales) in self.buffers.iter_mut().zip(column_scales) {
-            buffers.column_scales = scales;
-        }
-        for (k, averages) in averages.into_iter().enumerate() {
-            // The averages of a tensor that takes no part wait.
-            let Some(cpu::Averages { columns, rows }) = averages else { continue };
-            let rule = self.core.method().descent().column_variance(&self.history, k);
-            let buffers = &mut self.buffers[k];
-            buffers.column_scales = columns.iter().map(|&average| rule.scale(average)).collect();
-            (buffers.columns, buffers.rows) = (columns, rows);
-        }
+            })
+        });
+        cpu::update(core.elements(), updates);
+    }
+
+    fn applied(&self, input: &StepInput, norms: Norms, decision: &Decision) -> StepReport {
         StepReport {
             outcome: Outcome::Applied,
             loss: input.loss,
             grad_norm: norms.euclidean,
-            sigma_norm: plan.decision.sigma_norm,
-            theta: plan.decision.theta,
-            step_size: plan.decision.step_size,
-            learning_rate: plan.decision.learning_rate,
-            trust: plan.decision.trust,
-            limit: plan.decision.limit,
+            sigma_norm: decision.sigma_norm,
+            theta: decision.theta,
+            step_size: decision.step_size,
+            learning_rate: decision.learning_rate,
+            trust: decision.trust,
+            limit: decision.limit,
             applied_steps: self.applied_steps,
             skipped_steps: self.skipped_steps,
         }
@@ -440,4 +467,31 @@ impl Optimizer {
         }
         Ok(())
     }
+}
+
+impl Space {
+    /// Whether the step changes averages of a tensor.
+    fn has_averages(&self, tensor: usize) -> bool {
+        self.tensors.get(tensor).is_some_and(Option::is_some)
+    }
+}
+
+impl Buffers {
+    /// The averages of the rows of this part, the step that is being taken among them.
+    fn rows_of_update(&self) -> &[f64] {
+        if self.own_rows.is_empty() { &self.next.rows } else { &self.own_rows }
+    }
+}
+
+/// What the elements of a tensor weigh in the step to come, with these averages of rows.
+fn variances<'a>(
+    core: &Core,
+    history: &History,
+    tensor: usize,
+    averages: &'a [f64],
+    column_scales: &'a [f32],
+) -> cpu::Variances<'a> {
+    let part = &core.parts()[tensor];
+    let rule = core.method().descent().row_variance(history, tensor, part.elements as f64);
+    cpu::Variances { rows: part.rows, rule, averages, column_scales }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Optimizer;
-use crate::backend::cpu::Velocity;
+use crate::backend::cpu::{Averages, Velocity};
 use crate::error::Result;
 use crate::optimizer::state::{self, State, column_scales};
 use crate::tensor::DType;
@@ -40,7 +40,8 @@ impl Optimizer {
                     Velocity::F64(v) => f64_bytes(v),
                 }),
                 master: buffers.master.as_deref().map(f32_bytes),
-                variances: has_rows.then(|| f64_bytes(&[&buffers.columns[..], &buffers.rows].concat())),
+                variances: has_rows
+                    .then(|| f64_bytes(&[&buffers.averages.columns[..], &buffers.averages.rows].concat())),
             })
             .collect();
         let state = State {
@@ -62,8 +63,9 @@ impl Optimizer {
         for (k, (own, saved)) in self.buffers.iter_mut().zip(state.tensors).enumerate() {
             let spec = &self.core.specs()[k];
             if let Some(bytes) = saved.variances {
-                own.columns = f64_values(bytes);
-                own.rows = own.columns.split_off(self.core.parts()[k].rows.columns);
+                let mut columns = f64_values(bytes);
+                let rows = columns.split_off(self.core.parts()[k].rows.columns);
+                own.averages = Averages { columns, rows };
                 own.column_scales = column_scales(&self.core, &state.history, k, bytes);
             }
             own.velocity = saved.velocity.map(|bytes| match spec.dtype.state() {

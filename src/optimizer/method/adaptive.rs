@@ -2,14 +2,13 @@
 //! Plain f64 arithmetic (add, multiply, divide, square root), in one fixed order, which
 //! `kernels/methods/adaptive.cuh` repeats bit for bit.
 
-use super::{Descent, History, Method, Names, Seen, StepPlan, TensorSums, another_method, fixed, trust};
+use super::{Descent, History, Method, Names, Next, Seen, TensorSums, another_method, fixed, trust};
 use crate::backend::abi::{RFD_METHOD_ADAPTIVE, RfdAdaptive, RfdHistory, RfdStep, RfdTensorHistory};
 use crate::backend::cpu::{ColumnVariance, RowVariance, averaged};
 use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
-use crate::optimizer::options::Group;
 use crate::optimizer::report::{Limit, SkipReason};
 use crate::optimizer::spec::TensorSpec;
 use crate::optimizer::state::damaged_history;
@@ -20,7 +19,7 @@ use crate::optimizer::state::damaged_history;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
     /// β, the decay of the averages of gradients and losses, in [0, 1). 0 means no averages, and no buffer
-    /// for that of the gradients. Default 0.9. The buffer is f32 for all but f64 parameters.
+    /// for that of the gradients. Default 0.85. The buffer is f32 for all but f64 parameters.
     pub averaging: f64,
     /// The largest lower bound of the loss that is known; steps with a loss below it are skipped. Default
     /// `None`: losses are taken to have the bound 0 until one is negative, and then to have none.
@@ -29,7 +28,7 @@ pub struct Adaptive {
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self { averaging: 0.9, loss_bound: None }
+        Self { averaging: 0.85, loss_bound: None }
     }
 }
 
@@ -73,14 +72,6 @@ fn fresh(tensors: usize) -> History {
     History::new(&shared, &vec![tensor; tensors])
 }
 
-/// A tensor as the step sees it, its history with this step in it.
-struct Tensor<'a> {
-    group: &'a Group,
-    /// `None` for one that takes no part in the step.
-    sums: Option<TensorSums>,
-    history: RfdTensorHistory,
-}
-
 /// The step that the averaged loss and the squared norm allow.
 struct Rate {
     rate: f64,
@@ -98,11 +89,6 @@ impl Adaptive {
             length: history.length,
             turn: 1.0 - history.turn,
         }
-    }
-
-    /// What makes minus the velocity the averaged gradient, in length scales.
-    fn scale(&self, history: &RfdTensorHistory) -> f64 {
-        history.length * ((1.0 - self.averaging) / (1.0 - history.average_rest))
     }
 
     /// The bound below all losses, as far as one is known.
@@ -148,14 +134,6 @@ impl Adaptive {
         };
         Rate { rate: history.trust * (ramp(applied_steps) * rate), limit }
     }
-}
-
-/// Σ over the tensors that count, in the fixed order; one that does not is a 0.
-fn total(tensors: &[Tensor<'_>], term: impl Fn(&Tensor<'_>, TensorSums) -> f64) -> f64 {
-    fold(tensors.iter().map(|tensor| match tensor.sums {
-        Some(sums) if sums.counts => term(tensor, sums),
-        _ => 0.0,
-    }))
 }
 
 /// The share of the full step that step number `applied_steps` + 1 takes.
@@ -250,7 +228,12 @@ impl Descent for Adaptive {
         *history = History::new(&shared, &tensors);
     }
 
-    fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
+    fn decide(
+        &self,
+        seen: &Seen<'_>,
+        history: &History,
+        next: &mut Next,
+    ) -> std::result::Result<Decision, SkipReason> {
         let (core, input, norms) = (seen.core, seen.input, seen.norms);
         if !input.loss.is_finite() {
             return Err(SkipReason::NonFiniteLoss);
@@ -264,24 +247,33 @@ impl Descent for Adaptive {
         if norms.exponent != 0 {
             return Err(SkipReason::OutOfRange);
         }
-        let (before, tensors_before) = history.read::<RfdHistory, RfdTensorHistory>();
-        let mut shared = self.observe_loss(&before, seen.applied_steps, input.loss);
-        let tensors: Vec<Tensor<'_>> = (core.specs().iter())
-            .zip(seen.tensors.iter().zip(&tensors_before))
-            .map(|(spec, (&sums, before))| Tensor {
-                group: &core.options().groups[spec.group],
-                sums,
-                history: sums.map_or(*before, |sums| self.observe(before, sums)),
-            })
-            .collect();
-        // N², the squared Σ-norm of the averaged gradient.
-        let squared = total(&tensors, |tensor, sums| {
-            let scale = self.scale(&tensor.history);
-            let average = (1.0 - self.averaging) / (1.0 - tensor.history.average_rest);
-            tensor.group.multiplier
-                * (tensor.group.length_scale_factor * tensor.group.length_scale_factor)
-                * ((scale * average) * sums.direction)
-        });
+        let mut shared = self.observe_loss(&history.shared(), seen.applied_steps, input.loss);
+        let Next { scales, history: new } = next;
+        scales.clear();
+        new.tensors.clear();
+        let mut squares_are_finite = true;
+        // N², the squared Σ-norm of the averaged gradient; a tensor that does not count is a 0.
+        let squared = fold(seen.tensors.iter().enumerate().map(|(index, &sums)| {
+            let before: RfdTensorHistory = history.of_tensor(index);
+            let Some(sums) = sums else {
+                squares_are_finite &= before.squares.is_finite();
+                new.push(&before);
+                scales.push(0.0);
+                return 0.0;
+            };
+            let now = self.observe(&before, sums);
+            let average = (1.0 - self.averaging) / (1.0 - now.average_rest);
+            let scale = now.length * average;
+            squares_are_finite &= now.squares.is_finite();
+            new.push(&now);
+            scales.push(scale);
+            let group = core.group_of(index);
+            if !sums.counts {
+                return 0.0;
+            }
+            let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
+            factor * ((scale * average) * sums.direction)
+        }));
         let Rate { rate, mut limit } = self.rate(&shared, seen.applied_steps, squared);
         let norm = squared.sqrt();
         let wanted = rate * core.options().multiplier;
@@ -295,24 +287,22 @@ impl Descent for Adaptive {
         let RfdHistory { sum, squares, promised, sum_before, squares_before, promised_before, .. } = shared;
         let remembered = [sum, squares, promised, sum_before, squares_before, promised_before];
         let finite = [squared, learning_rate].into_iter().chain(remembered);
-        if !finite.chain(tensors.iter().map(|tensor| tensor.history.squares)).all(f64::is_finite) {
+        if !squares_are_finite || !finite.into_iter().all(f64::is_finite) {
             return Err(SkipReason::OutOfRange);
         }
-        let scales: Vec<f64> =
-            (tensors.iter()).map(|tensor| tensor.sums.map_or(0.0, |_| self.scale(&tensor.history))).collect();
+        new.set_shared(&shared);
         let decision = Decision::along_average(step_size, norm, learning_rate, norms, input).trusted(
             shared.trust,
             limit,
             DECAY_SHARE,
         );
-        let fits = |(tensor, &scale): (&Tensor<'_>, _)| {
-            decision.fits_velocities(tensor.group, self.averaging, scale)
-        };
-        if !tensors.iter().zip(&scales).all(fits) {
+        let mut scales = scales.iter().enumerate();
+        if !scales
+            .all(|(index, &scale)| decision.fits_velocities(core.group_of(index), self.averaging, scale))
+        {
             return Err(SkipReason::OutOfRange);
         }
-        let histories: Vec<RfdTensorHistory> = tensors.iter().map(|tensor| tensor.history).collect();
-        Ok(StepPlan { decision, scales: Some(scales), history: History::new(&shared, &histories) })
+        Ok(decision)
     }
 
     fn names(&self) -> Names {

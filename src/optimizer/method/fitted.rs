@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Descent, History, Method, Seen, StepPlan, another_method, fixed};
+use super::{Descent, History, Method, Next, Seen, another_method, fixed};
 use crate::backend::abi::{
     RFD_METHOD_FITTED, RFD_MODE_A_RFD, RFD_MODE_CLIPPED_A_RFD, RFD_MODE_RFD, RfdModel, RfdSettings, RfdStep,
 };
@@ -203,7 +203,12 @@ impl Descent for Fitted {
         if self.rule.conservatism > 0.0 { InstanceKind::Generic } else { InstanceKind::Fitted }
     }
 
-    fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason> {
+    fn decide(
+        &self,
+        seen: &Seen<'_>,
+        _history: &History,
+        _next: &mut Next,
+    ) -> std::result::Result<Decision, SkipReason> {
         let (options, norms) = (seen.core.options(), seen.norms);
         let observation = Observation {
             loss: seen.input.loss,
@@ -217,7 +222,7 @@ impl Descent for Fitted {
         if !groups.all(|(index, group)| decision.fits_velocities(group, self.velocity_decay(index), 1.0)) {
             return Err(SkipReason::OutOfRange);
         }
-        Ok(StepPlan { decision, scales: None, history: history.clone() })
+        Ok(decision)
     }
 
     fn place(&self, step: &mut RfdStep, _history: u64) -> Result<()> {

@@ -43,11 +43,26 @@ impl Names {
 impl History {
     /// The numbers of two kinds of structs, whose fields all are f64.
     pub fn new<S: Plain, T: Plain>(shared: &S, tensors: &[T]) -> Self {
-        let number = |&word: &u64| f64::from_bits(word);
-        Self {
-            shared: shared.words().iter().map(number).collect(),
-            tensors: tensors.iter().flat_map(T::words).map(number).collect(),
-        }
+        let mut history = Self::default();
+        history.set_shared(shared);
+        tensors.iter().for_each(|tensor| history.push(tensor));
+        history
+    }
+
+    /// The numbers of all tensors together.
+    pub fn shared<S: Plain>(&self) -> S {
+        from_numbers(&self.shared)
+    }
+
+    /// Takes the numbers of all tensors together, in the memory that is there.
+    pub fn set_shared<S: Plain>(&mut self, shared: &S) {
+        self.shared.clear();
+        self.shared.extend(shared.words().iter().copied().map(f64::from_bits));
+    }
+
+    /// Takes the numbers of the next tensor.
+    pub fn push<T: Plain>(&mut self, tensor: &T) {
+        self.tensors.extend(tensor.words().iter().copied().map(f64::from_bits));
     }
 
     /// The numbers of one tensor.
@@ -64,7 +79,7 @@ impl History {
     /// The opposite of [`History::new`].
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
         let tensors = self.tensors.chunks_exact(T::FIELDS.len().max(1)).map(from_numbers).collect();
-        (from_numbers(&self.shared), tensors)
+        (self.shared(), tensors)
     }
 }
 

@@ -130,8 +130,13 @@ pub(crate) trait Descent {
     /// tensor, 0 for an empty one.
     fn measure(&self, _history: &mut History, _specs: &[TensorSpec], _mean_squares: &[f64]) {}
 
-    /// The step, or why there is none.
-    fn decide(&self, seen: &Seen<'_>, history: &History) -> std::result::Result<StepPlan, SkipReason>;
+    /// The step, or why there is none; writes what goes with it.
+    fn decide(
+        &self,
+        seen: &Seen<'_>,
+        history: &History,
+        next: &mut Next,
+    ) -> std::result::Result<Decision, SkipReason>;
 
     /// What the numbers are called that it remembers, and what they are before the first step.
     fn names(&self) -> Names {
@@ -164,8 +169,7 @@ pub(crate) struct Seen<'a> {
     /// Those of the gradients.
     pub norms: Norms,
     pub applied_steps: u64,
-    /// By tensor, `None` for one that takes no part in the step. Empty in the split form of a method
-    /// without rows.
+    /// By tensor, `None` for one that takes no part in the step. Empty for a method without rows.
     pub tensors: &'a [Option<TensorSums>],
 }
 
@@ -183,19 +187,18 @@ pub(crate) struct TensorSums {
     pub counts: bool,
 }
 
-/// What a step is going to do.
-#[derive(Debug)]
-pub(crate) struct StepPlan {
-    pub decision: Decision,
-    /// By tensor: multiplies what all tensors' updates share. `None`: 1 for all.
-    pub scales: Option<Vec<f64>>,
+/// What a step that is decided leaves beside the decision, in memory that is used again.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Next {
+    /// By tensor: multiplies what all tensors' updates share. Empty where that is 1 for all.
+    pub scales: Vec<f64>,
     /// What is remembered once the step is done.
     pub history: History,
 }
 
-impl StepPlan {
+impl Next {
     pub(crate) fn scale(&self, tensor: usize) -> f64 {
-        self.scales.as_ref().map_or(1.0, |scales| scales[tensor])
+        self.scales.get(tensor).copied().unwrap_or(1.0)
     }
 }
 
