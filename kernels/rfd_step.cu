@@ -155,8 +155,10 @@ RFD_KERNEL(rfd_status, 1)
 {
     auto& scratch = block_shared<DecisionScratch<Kind::generic>>();
     const Launch launch(step, table, step.parts);
+    // Before a barrier, as it is forgotten at the end.
+    const int exponent = rescale_exponent(read_largest(step));
     load_settings<Kind::generic>(launch, scratch);
-    decide<Kind::generic>(launch, scratch, rescale_exponent(read_largest(step)));
+    decide<Kind::generic>(launch, scratch, exponent);
     finish<Kind::generic>(launch, scratch);
     if (threadIdx.x == 0) {
         forget_largest(step);

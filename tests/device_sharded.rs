@@ -317,21 +317,20 @@ fn long_lists_of_parts_match_the_cpu() {
 /// One rank with a part of a matrix by each dimension, after a first step.
 fn first_step(executor: &Executor, options: Options) -> (Rank, Vec<Gradients>, Input) {
     let random = &mut Random(3);
-    let tensors = [Tensor::cut(&[40, 30], 0, &[0..40]), Tensor::cut(&[20, 30], 1, &[0..30, 30..30])];
     let specs = vec![
         TensorSpec::new("rows", &[40, 30], DType::F32).part_of(Whole::new(&[40, 30], &[0, 0])),
         TensorSpec::new("pieces", &[20, 30], DType::F32)
             .part_of(Whole::new(&[20, 30], &[0, 0]).with_split_rows()),
     ];
-    let values: Vec<Owned> = (tensors.iter())
-        .map(|tensor| Owned::from_f64(DType::F32, &uniform(random.next(), tensor.len())))
+    let values: Vec<Owned> = (specs.iter())
+        .map(|spec| Owned::from_f64(DType::F32, &uniform(random.next(), spec.len().unwrap())))
         .collect();
     let mut rank = Rank::new(&executor.device, Adaptive::default(), &options, specs, values, random);
     let input = Input { on_cpu: StepInput::new(2.0), on_device: RawInput::new(2.0) };
     let gradients: Vec<Gradients> = (0..2)
         .map(|_| {
-            let values: Vec<Owned> = (tensors.iter())
-                .map(|tensor| Owned::from_f64(DType::F32, &uniform(random.next(), tensor.len())))
+            let values: Vec<Owned> = (rank.specs.iter())
+                .map(|spec| Owned::from_f64(DType::F32, &uniform(random.next(), spec.len().unwrap())))
                 .collect();
             let placed = Placed::new(&executor.device, &values, random, STREAM);
             Gradients { placed, values, present: vec![true; 2] }
