@@ -158,7 +158,8 @@ def all_parts(options, here, work):
 
     def tests():
         cases = 2 if fake else 100
-        yield Part("device tests", 60, [command(test_device, RFDESCENT_DEVICE_CASES=cases)])
+        programs = (here / "test-device", here / "test-sharded")
+        yield Part("device tests", 60, [command(each, RFDESCENT_DEVICE_CASES=cases) for each in programs])
         # The others take a CPU long, and scripts/test-fake-cuda runs them.
         graphs = ["replays_of_one_launch"] if fake else []
         yield Part("graphs", 15, [command(test_graph, *graphs)])
@@ -211,8 +212,7 @@ def all_parts(options, here, work):
             program("-m", "pytest", "-p", "no:cacheprovider", "-rs", adapter / "tests" / "test_cuda.py")
         )
         if fake:
-            everything = ["steps", "scaled", "graph", "errors", "sharded_steps", "adaptive_of_all"]
-            tests.append(program(adapter / "tests" / "cuda_program.py", *everything, **driver))
+            tests.append(program(adapter / "tests" / "cuda_program.py", **driver))
         missing = "CUDA tensors of PyTorch" if fake else ""
         yield Part("Python package", 30, tests, missing=missing)
         device, seconds = ("cpu", 0.02) if fake else ("cuda", 0.3)

@@ -128,7 +128,7 @@ pub(crate) const PARTS: [&str; 21] = [
 pub(crate) const COMMON: usize = 20;
 /// PTX for compute capability 7.0 and newer, part by part.
 #[cfg(feature = "cuda")]
-pub(crate) const PTX: [&str; 21] = [
+pub(crate) const PTX: [&str; PARTS.len()] = [
     include_str!("../../kernels/prebuilt/f32.ptx"),
     include_str!("../../kernels/prebuilt/f32_apart.ptx"),
     include_str!("../../kernels/prebuilt/f32_momentum.ptx"),
@@ -153,7 +153,7 @@ pub(crate) const PTX: [&str; 21] = [
 ];
 /// Of each part a line of text and deflated machine code.
 #[cfg(feature = "cuda")]
-pub(crate) type Packed = [&'static [u8]; 20];
+pub(crate) type Packed = [&'static [u8]; PARTS.len()];
 /// Machine code, after the compute capability that it is for.
 #[cfg(feature = "cuda")]
 pub(crate) const MACHINE_CODE: [((i32, i32), Packed); 2] = [
@@ -179,6 +179,7 @@ pub(crate) const MACHINE_CODE: [((i32, i32), Packed); 2] = [
             include_bytes!("../../kernels/prebuilt/generic.sm_80"),
             include_bytes!("../../kernels/prebuilt/generic_apart.sm_80"),
             include_bytes!("../../kernels/prebuilt/apart.sm_80"),
+            include_bytes!("../../kernels/prebuilt/halves.sm_80"),
             include_bytes!("../../kernels/prebuilt/common.sm_80"),
         ],
     ),
@@ -204,6 +205,7 @@ pub(crate) const MACHINE_CODE: [((i32, i32), Packed); 2] = [
             include_bytes!("../../kernels/prebuilt/generic.sm_90"),
             include_bytes!("../../kernels/prebuilt/generic_apart.sm_90"),
             include_bytes!("../../kernels/prebuilt/apart.sm_90"),
+            include_bytes!("../../kernels/prebuilt/halves.sm_90"),
             include_bytes!("../../kernels/prebuilt/common.sm_90"),
         ],
     ),

@@ -7,7 +7,6 @@ device.
 import contextlib
 import ctypes
 import math
-import sys
 import types
 
 import torch
@@ -214,7 +213,9 @@ def sharded_adaptive():
     for optimizer, params in ((cpu, here), (device, there)):
         shapes = [tuple(p.shape) for p in params]
         parts = [Part(shape, (0,) * len(shape), shape == (30, 7)) for shape in shapes]
-        places = [TensorPlace(name, 0, part=part) for name, part in zip(optimizer._names(), parts, strict=True)]
+        places = [
+            TensorPlace(name, 0, part=part) for name, part in zip(optimizer._names(), parts, strict=True)
+        ]
         count = sums_len(*optimizer._options(), places, params)
         # Seven of each tensor, one of each column, two of each row that is shared, as vectors are.
         assert count == 4 * 7 + (7 + 12) + 2 * (30 + 1 + 1)
@@ -286,8 +287,11 @@ def errors():
         assert "lr is a tensor on cuda:0" in str(error)
 
 
+TESTS = (steps, scaled, graph, errors, sharded_steps, sharded_adaptive, adaptive_of_all)
+
 if __name__ == "__main__":
     prepare()
-    for test in sys.argv[1:]:
-        globals()[test]()
-        print(test, "passed")
+    for test in TESTS:
+        test()
+        print(test.__name__, "passed")
+    print("all passed")

@@ -33,12 +33,11 @@ def fake_driver(tmp_path_factory):
 
 def test_on_a_fake_driver(fake_driver):
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{fake_driver}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
-    tests = ["steps", "scaled", "graph", "errors", "sharded_steps", "sharded_adaptive", "adaptive_of_all"]
     done = subprocess.run(
-        [sys.executable, HERE / "cuda_program.py", *tests], env=environment, capture_output=True, text=True
+        [sys.executable, HERE / "cuda_program.py"], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == [word for test in tests for word in (test, "passed")]
+    assert done.stdout.endswith("all passed\n")
 
 
 def test_importing_needs_no_driver():
