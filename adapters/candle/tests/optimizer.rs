@@ -254,7 +254,7 @@ fn the_adaptive_method_needs_no_model_and_names_what_is_wrong() {
     let mut rfd = Rfd::new(vec![var(&[1.0, 2.0])], Config::new(adaptive)).unwrap();
     assert!(rfd.model().is_none());
     assert!(matches!(rfd.method(), Method::Adaptive(own) if *own == adaptive));
-    refused(rfd.set_method(Adaptive::default()), &["averaging", "0.9"]);
+    refused(rfd.set_method(Adaptive::default()), &["averaging", "0.85"]);
 
     let outside = Adaptive { averaging: 1.0, ..adaptive };
     refused(Rfd::new(vec![var(&[1.0])], Config::new(outside)), &["averaging", "[0, 1)"]);
