@@ -70,7 +70,7 @@ def machine(options):
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return {"card": f"unknown: {error}", "driver": "unknown"}
-    card, driver = said.splitlines()[0].split(", ")
+    card, _, driver = said.partition("\n")[0].partition(", ")
     return {"card": card, "driver": driver}
 
 

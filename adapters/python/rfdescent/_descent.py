@@ -82,6 +82,10 @@ class Descent(Observing, Memory, Joinable):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters, from the next step on; those there are keep their state."""
+        with self._turn:
+            self._add(param_group)
+
+    def _add(self, param_group: dict[str, Any]) -> None:
         self._retire()
         self._reduction = None
         super().add_param_group(param_group)
@@ -238,7 +242,16 @@ class Descent(Observing, Memory, Joinable):
         else:
             self._queued += 1
             if self._queued % _UNSEEN == 0:
-                self._advise(engine.report(), engine)
+                self._look(engine)
+
+    def _look(self, engine: Engine) -> None:
+        """Advises of what a device has done by now. Raises nothing: the other processes go on, each with what
+        its own device has finished.
+        """
+        try:
+            self._advise(engine.report(), engine)
+        except ValueError as error:
+            self._advice.give("report", f"a step was skipped: {error}")
 
     def _reduce(self, parameters: list[Tensor], params: list[Tensor]) -> sharded.Reduction | None:
         """Agrees with the other processes."""
@@ -251,7 +264,8 @@ class Descent(Observing, Memory, Joinable):
             for place, param in zip(places, parameters):
                 if place.part is not None and self.param_groups[place.group]["norm_lock"]:
                     self._refuse_norm_lock(place.group)
-                check_contiguous(place.name, param)
+                if self._METHOD.example() is not None:
+                    check_contiguous(place.name, param)
                 if (whole := self._fresh(param)[1]) is not None:
                     check_part(place.name, param, whole.variances[0])
             return sums_len(*self._options(), places, params)
@@ -299,7 +313,9 @@ class Descent(Observing, Memory, Joinable):
 
     @property
     def report(self) -> StepReport:
-        """What the last step did; on a CUDA device the last that has finished, without waiting."""
+        """What the last step did; on a CUDA device the last that has finished, without waiting for
+        it; only for another thread that is in a step.
+        """
         return self._last_report(wait=False)
 
     def wait_report(self) -> StepReport:
@@ -314,7 +330,8 @@ class Descent(Observing, Memory, Joinable):
 
         "CPU" on the CPU, "none" before the first step.
         """
-        return "none" if self._engine is None else self._engine.kernels()
+        with self._turn:
+            return "none" if self._engine is None else self._engine.kernels()
 
     def _last_report(self, wait: bool) -> StepReport:
         with self._turn:
@@ -333,6 +350,10 @@ class Descent(Observing, Memory, Joinable):
         ValueError
             For a change that only a step can take over, such as one of `conservatism`.
         """
+        with self._turn:
+            self._push_settings()
+
+    def _push_settings(self) -> None:
         if self._engine is not None:
             settings, groups = self._options()
             if settings.fixed() != self._engine.settings.fixed():

@@ -284,7 +284,8 @@ class Memory(Groups):
     def __getstate__(self) -> dict[str, Any]:
         """For pickling and copying: without the library's handle."""
         attributes = {key: self.__dict__[key] for key in self._OWN}
-        return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
+        with self._turn:
+            return {**attributes, **super().__getstate__(), "state": type(self.state)(dict, self._export())}
 
 
 # What a method remembers of one tensor: numbers by name, and variances.

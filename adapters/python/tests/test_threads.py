@@ -1,6 +1,7 @@
 """Threads of steps on the CPU: as many as PyTorch's, and in processes that are forked."""
 
 import concurrent.futures
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -125,6 +126,9 @@ def test_states_and_reports_are_read_between_the_steps_of_another_thread():
     def look():
         while not stop.is_set():
             read.append((optimizer.report.applied_steps, optimizer.state_dict()["state"][0]["step"]))
+            copy.deepcopy(optimizer)
+            optimizer.push_settings()
+            assert optimizer.kernels in ("none", "CPU")
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)

@@ -55,7 +55,7 @@ impl SquaredNorms {
     }
 }
 
-/// ‖g_k‖² of every tensor, where squares may leave the range of f64.
+/// ‖g_k‖² of every tensor as they are, infinite or 0 where squares leave the range of f64.
 pub(crate) fn plain_squares(grads: &[GradRef<'_>]) -> Vec<f64> {
     squares_of(grads, no_rows, 1.0)
 }

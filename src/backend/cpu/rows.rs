@@ -297,7 +297,7 @@ struct RowChunk<'a, I> {
 }
 
 impl<I: Instructions> RowChunk<'_, I> {
-    /// ‖g‖² and Σ w_i u_j d_ij²; writes what [`RowNorms`] has of rows.
+    /// ‖g‖² and Σ w_i u_j d_ij²; writes the two sums of each row to `found`.
     #[inline(always)]
     fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, found: &mut [[f64; 2]]) -> [f64; 2] {
         each_grad!(

@@ -1,6 +1,7 @@
 //! Vector instructions. What is worked on are arrays of [`LANES`] elements; the functions below are done on
 //! all lanes at once. A processor runs the widest instructions that it has. They change no result: every
-//! operation stays a separate IEEE one, in the same order.
+//! operation stays a separate IEEE one, in the same order, but for products that are exact and can be fused
+//! with a sum.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -205,8 +206,8 @@ pub(super) struct Any;
 
 impl Instructions for Any {}
 
-/// x86-64-v3, with 256 bits. 512 bits were no faster: where memory is not the limit, conversions are, and
-/// the compiler's vectors of addresses cost more than they save.
+/// x86-64-v3, with 256 bits. 512 bits were slower for sums of f32, faster for random bits and for updates of
+/// bf16 (docs/performance.md).
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
