@@ -8,6 +8,7 @@ use super::bench_cpu;
 use crate::bench::{Case, Element, Measured, device};
 use crate::error::CliError;
 use crate::numbers::whole;
+use crate::progress::Progress;
 use crate::terminal::print;
 
 /// Time a step of each method and check its result against f64; on the processor steps of all formats and
@@ -95,7 +96,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
         return Err(CliError::Usage("--table is of the processor; leave out --device cuda".into()));
     }
     let Some(parameters) = parameters.filter(|_| on_device) else {
-        let report = bench_cpu::Report::new(args.dtype, parameters, tensors)?;
+        let report = bench_cpu::Report::new(args.dtype, parameters, tensors, Progress::new(args.json))?;
         return show(args, &report, |report| if args.table { report.to_table() } else { report.to_text() });
     };
     let report = match args.dtype.unwrap_or(Format::F32) {

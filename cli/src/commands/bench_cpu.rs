@@ -1,12 +1,14 @@
 //! What `rfdescent bench` prints of the processor: steps of every kind against plain loops.
 
 use half::{bf16, f16};
+use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::bench::Format;
 use crate::bench::cpu::{Kind, Overhead, Rule, measure, overhead};
 use crate::bench::{Case, Element};
 use crate::error::CliError;
+use crate::progress::Progress;
 
 /// Parameters where none are asked for: what lies in the second-level cache, in the third, and in neither.
 pub const SIZES: [usize; 3] = [100_000, 1_000_000, 10_000_000];
@@ -47,21 +49,28 @@ struct Step {
 impl Report {
     /// Measures all kinds of steps of one format, or of all, over so many parameters, or several numbers of
     /// them; on one thread, and on as many as steps use.
-    pub fn new(format: Option<Format>, parameters: Option<usize>, tensors: usize) -> Result<Self, CliError> {
+    pub fn new(
+        format: Option<Format>,
+        parameters: Option<usize>,
+        tensors: usize,
+        progress: Progress,
+    ) -> Result<Self, CliError> {
         let mut threads = vec![1, rfdescent::threads()];
         threads.dedup();
         let own_sizes = parameters.map(|parameters| [parameters]);
         let sizes = own_sizes.as_ref().map_or(&SIZES[..], |own| own);
         let mut steps = Vec::new();
         let formats = [Format::F32, Format::F16, Format::Bf16];
+        let bar = progress.bar(0, "Steps and loops");
         for of in formats.into_iter().filter(|&of| format.is_none_or(|format| format == of)) {
             let steps_of = match of {
                 Format::F32 => steps_of::<f32>,
                 Format::F16 => steps_of::<f16>,
                 Format::Bf16 => steps_of::<bf16>,
             };
-            steps.extend(steps_of(sizes, tensors, &threads)?);
+            steps.extend(steps_of(sizes, tensors, &threads, &bar)?);
         }
+        bar.finish_and_clear();
         let Overhead { tensor: fitted_tensor, element: fitted_element } = overhead(Rule::Fitted)?;
         let Overhead { tensor: adaptive_tensor, element: adaptive_element } = overhead(Rule::Adaptive)?;
         Ok(Self {
@@ -164,12 +173,19 @@ impl Report {
 }
 
 /// Those of one format.
-fn steps_of<E: Element>(sizes: &[usize], tensors: usize, threads: &[usize]) -> Result<Vec<Step>, CliError> {
+fn steps_of<E: Element>(
+    sizes: &[usize],
+    tensors: usize,
+    threads: &[usize],
+    bar: &ProgressBar,
+) -> Result<Vec<Step>, CliError> {
     let mut steps = Vec::new();
+    bar.inc_length((sizes.len() * Kind::all(E::DTYPE).len() * threads.len()) as u64);
     for &parameters in sizes {
         let case = Case::new(parameters, tensors)?;
         for kind in Kind::all(E::DTYPE) {
             for &threads in threads {
+                bar.set_message(format!("{}, {}, {parameters} parameters", E::DTYPE, kind.name()));
                 rfdescent::set_threads(threads);
                 let times = measure::<E>(&case, kind)?;
                 let bytes_per_parameter = kind.bytes_per_parameter(size_of::<E>());
@@ -186,6 +202,7 @@ fn steps_of<E: Element>(sizes: &[usize], tensors: usize, threads: &[usize]) -> R
                     quartiles: times.quartiles,
                     largest_error: times.largest_error,
                 });
+                bar.inc(1);
             }
         }
     }
