@@ -299,7 +299,7 @@ int main(int argc, char **argv) {
     }
     rfd::check_abi();
     rfd::set_threads(1);
-    CHECK(status_of([&] { rfd::set_threads(0); }) == RFD_ERROR_INVALID_ARGUMENT);
+    CHECK(status_of([&] { rfd::set_threads(1025); }) == RFD_ERROR_INVALID_ARGUMENT);
     CHECK(rfd::version().size() >= 5 && rfd::status_string(RFD_ERROR_TENSOR) == "RFD_ERROR_TENSOR");
     estimation(argv[1]);
     models_and_steps(argv[1]);
