@@ -123,6 +123,8 @@ def _checked_variances(
                 "they did"
             )
         _check_finite(name, kind, values)
+        if bool((sharded.local(values) < 0).any()):
+            raise ValueError(f"tensor `{name}`: its saved {kind} has negative numbers; load an older state")
         kept[key] = values.to("cpu", torch.float64, copy=True)
     expected = shapes if any(_names(OF_TENSOR, key) is not None for key in saved) else {}
     if missing := [key.partition("(")[0] for key in expected if key not in kept]:
@@ -163,6 +165,8 @@ def _check_dense(name: str, kind: str, values: Any) -> None:
         raise ValueError(
             f"tensor `{name}`: its saved {kind} is on the device meta and has no values; load it"
         )
+    if isinstance(values, Tensor) and values.is_nested:
+        raise ValueError(f"tensor `{name}`: its saved {kind} is nested; give a dense tensor")
     if not isinstance(values, Tensor) or values.layout is not torch.strided or values.dtype not in FORMATS:
         given = f"{values.layout} of {values.dtype}" if isinstance(values, Tensor) else repr(values)
         raise ValueError(

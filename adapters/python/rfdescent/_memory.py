@@ -275,7 +275,8 @@ class Memory(Groups):
                 if kind in entry:
                     entry[kind] = sharded.spread(entry[kind], param)
             shared, own = (kept_numbers(entry, kind) for kind in (SHARED, OF_TENSOR))
-            if method is not None and shared is not None and own is not None:
+            # None without a state, no numbers with one of another parameter.
+            if method is not None and shared and own:
                 check_numbers(name, method, shared, own)
             state[param] = entry
         self.state = type(self.state)(dict, state)

@@ -365,6 +365,7 @@ def test_states_are_of_one_method(cov):
         ("history", torch.zeros(12), "saved history has the numbers .*factor, .*, not"),
         ("rows(7,7)", torch.zeros(3), r"saved rows\(7,7\) has shape \(3,\), but the parameter has columns"),
         ("columns(7,7)", torch.full((7,), math.inf), "saved columns is not finite"),
+        ("columns(7,7)", torch.full((7,), -1.0), "saved columns has negative numbers"),
         ("columns(5,7)", torch.zeros(7), r"saved columns\(5,7\) has shape \(7,\), but the parameter has"),
         ("columns(7,7)", None, "saved columns is None"),
         # As states had both before.
