@@ -109,10 +109,12 @@ __device__ __forceinline__ void take_sums(const Launch& launch, FoldScratch& scr
     const RfdStep& step = launch.step;
     const uint64_t applied = applied_steps(step);
     const double unscale = 1.0 / grad_scale_of(step);
+    // Then there is no step, and the parameters' sums may be torn as well.
+    const bool torn = Adaptive::any_torn(launch);
     for (uint32_t k = blockIdx.x; k < step.tensor_count; k += gridDim.x) {
         const RfdPart& part = launch.parts[k];
         const RfdTensorNumbers& numbers = launch.numbers_of(k);
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && !torn) {
             Adaptive::take_length(step.adaptive, Adaptive::history_of(step, applied, k), launch.tensors[k],
                                   numbers.parameter, part.elements);
         }

@@ -378,6 +378,7 @@ fn errors_say_what_ranks_do_wrong() {
             let message = result.unwrap_err().to_string();
             assert!(message.contains("`t1`") && message.contains("on 1 of the ranks"), "{message}");
             assert!(*values == before);
+            assert_eq!(optimizer.skipped_steps(), 1);
         }
     }
     let message = finish(&mut run(), &|sums, _| add_up(sums), StepInput::new(1.0)).unwrap_err();

@@ -207,6 +207,16 @@ struct Adaptive {
         }
     }
 
+    // Whether what ranks have added up is neither all of some tensor nor nothing of it. By all threads.
+    static __device__ __forceinline__ bool any_torn(const Launch& launch)
+    {
+        bool torn = false;
+        for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
+            torn = torn || is_torn(launch, k);
+        }
+        return __syncthreads_and(!torn) == 0;
+    }
+
     // What is remembered of a tensor after so many applied steps.
     static __device__ __forceinline__ RfdTensorHistory& history_of(const RfdStep& step, uint64_t applied, uint32_t k)
     {
@@ -291,23 +301,23 @@ private:
         return next_column_mean(launch.step, decision.applied, k, square);
     }
 
-    // Whether what ranks have added up of a tensor is all of it, or nothing.
+    // Whether what ranks have added up of a tensor is neither all of it nor nothing, or leaves this one's
+    // part out.
     static __device__ __forceinline__ bool is_torn(const Launch& launch, uint32_t k)
     {
         const RfdTensorNumbers& numbers = launch.numbers_of(k);
-        return numbers.present > 0.0 && (numbers.missing > 0.0 || numbers.elements != launch.parts[k].elements);
+        const bool present = launch.takes_part(k), here = launch.chunks_of(k) > 0;
+        return (present && (numbers.missing > 0.0 || numbers.elements != launch.parts[k].elements)) ||
+               (launch.tensors[k].len > 0 && here != present);
     }
 
-    // There is no step where that isn't so of some tensor; the first one is told.
+    // There is no step where that is so of some tensor; the first one is told.
     static __device__ __forceinline__ void refuse_torn(const Launch& launch, Decision& decision)
     {
-        bool torn = false;
-        for (uint32_t k = threadIdx.x; k < launch.step.tensor_count; k += RFD_THREADS) {
-            torn = torn || is_torn(launch, k);
-        }
-        if (__syncthreads_and(!torn) == 0 && threadIdx.x == 0) {
+        if (any_torn(launch) && threadIdx.x == 0) {
+            // Within the list, should the sums change meanwhile.
             uint32_t first = 0;
-            while (!is_torn(launch, first)) {
+            while (first + 1 < launch.step.tensor_count && !is_torn(launch, first)) {
                 ++first;
             }
             decision.outcome = RFD_OUTCOME_TORN_TENSOR;

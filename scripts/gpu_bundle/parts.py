@@ -13,14 +13,11 @@ from dataclasses import dataclass
 
 import figures
 
-# Short runs of many kinds of lists: what sanitizers look at.
-SANITIZED = [
-    "random_lists",
-    "small_tensors",
-    "adaptive_steps_match",
-    "steps_with_the_same",
-    "--test-threads=1",
-]
+# Short runs of many kinds of lists, by test program: what sanitizers look at.
+SANITIZED = {
+    "test-device": ["random_lists", "small_tensors", "adaptive_steps_match", "steps_with_the_same"],
+    "test-sharded": ["random_parts"],
+}
 SANITIZED_CASES = 3
 # Rows of the benchmark that counters are read for.
 COUNTED = ["M7 f32", "flat 1e7 f32", "ResNet-50 f32"]
@@ -140,7 +137,7 @@ def all_parts(options, here, work):
     def command(*words, **more):
         return plain(*words, **driver, **more)
 
-    test_device, test_graph, bench = (here / name for name in ("test-device", "test-graph", "bench-device"))
+    test_graph, bench = (here / name for name in ("test-graph", "bench-device"))
 
     def start():
         runs = [("first", "0"), ("second", "0"), ("first, PTX", "1"), ("second, PTX", "1")]
@@ -173,7 +170,10 @@ def all_parts(options, here, work):
         for name in ("memcheck", "racecheck", "initcheck", "synccheck"):
             words = [sanitizer, "--tool", name, "--error-exitcode", "1"] if sanitizer and not fake else []
             cases = 1 if fake else SANITIZED_CASES
-            commands = [command(*words, test_device, *SANITIZED, RFDESCENT_DEVICE_CASES=cases)]
+            commands = [
+                command(*words, here / program, *tests, "--test-threads=1", RFDESCENT_DEVICE_CASES=cases)
+                for program, tests in SANITIZED.items()
+            ]
             if fake and name != "memcheck":
                 commands = []
             missing = "" if words else "compute-sanitizer" if fake else "compute-sanitizer is not installed"

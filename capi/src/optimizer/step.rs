@@ -285,8 +285,8 @@ pub unsafe extern "C" fn rfd_optimizer_local_sums(
 /// `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU, and with the adaptive method,
 /// RFD_ERROR_INVALID_ARGUMENT where there was no first half since the last step, on the CPU also where it
 /// had another gradient scale; besides as rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose
-/// parts on the ranks do not make up the whole one. On a device, where the sums are not known yet, the step
-/// is skipped then, and rfd_optimizer_report and rfd_optimizer_wait_report return that error.
+/// parts on the ranks do not make up the whole one; the step counts as skipped then. On a device, where the
+/// sums are not known yet, rfd_optimizer_report and rfd_optimizer_wait_report return that error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rfd_optimizer_step_with_sums(
     optimizer: *mut rfd_optimizer,

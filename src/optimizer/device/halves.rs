@@ -1,7 +1,7 @@
 //! A step in two halves, between which ranks add up their sums.
 
 use super::DeviceOptimizer;
-use crate::backend::abi::{RFD_OUTCOME_FOUND_INF, RfdStep};
+use crate::backend::abi::{RFD_OUTCOME_FOUND_INF, RFD_OUTCOME_TORN_TENSOR, RfdStep};
 use crate::backend::executor::{Kernel, Stream};
 use crate::error::{Error, Result};
 use crate::optimizer::raw::check_number;
@@ -14,7 +14,7 @@ impl DeviceOptimizer {
     /// the ranks in place or elsewhere. The address stays the same. `grad_scale` is that of the step.
     ///
     /// The first steps of the adaptive method also sum up the parameters, until one is known to have been
-    /// finished that `found_inf` did not skip: don't capture before.
+    /// finished that `found_inf` did not skip and whose report is no error: don't capture before.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`].
@@ -78,7 +78,7 @@ impl DeviceOptimizer {
     /// the same step.
     ///
     /// With the adaptive method a tensor whose parts do not make up the whole one, or have a gradient on some
-    /// ranks only, is an error of [`DeviceOptimizer::report`], which names it; the step is skipped then.
+    /// ranks only, is an error of [`DeviceOptimizer::report`], which names it; the step counts as skipped then.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], and for the numbers.
@@ -130,12 +130,12 @@ impl DeviceOptimizer {
         }
     }
 
-    /// Length scales follow from the sums of all ranks in the first step that is not skipped for `found_inf`,
-    /// which the device knows alone.
+    /// Length scales follow from the sums of all ranks in the first step that is neither skipped for
+    /// `found_inf` nor for torn sums, which the device knows alone.
     fn see_whether_measured(&mut self) -> Result<()> {
         if self.unmeasured.is_some()
             && let Some(status) = self.mirror.read()?
-            && status.outcome != u64::from(RFD_OUTCOME_FOUND_INF)
+            && ![RFD_OUTCOME_FOUND_INF, RFD_OUTCOME_TORN_TENSOR].map(u64::from).contains(&status.outcome)
         {
             self.unmeasured = None;
         }

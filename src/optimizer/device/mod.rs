@@ -44,7 +44,8 @@ use crate::error::{Error, Result};
 /// loss as they were when it was captured, but everything that lies on the device as it is then: loss,
 /// gradient scale, `found_inf` and the settings that [`DeviceOptimizer::set_multiplier`] and its like write.
 /// The first step with master weights or with the adaptive method must not be captured, as it takes them, or
-/// their sizes, from the parameters; [`DeviceOptimizer::init_master_weights`] does that beforehand.
+/// their sizes, from the parameters; [`DeviceOptimizer::init_master_weights`] does that beforehand, but for
+/// sizes of parts of tensors: with those wait for the report of a step before the capture.
 ///
 /// All calls that take a stream work on this optimizer's state: use one stream, or order those that you use.
 #[derive(Debug)]
@@ -397,7 +398,8 @@ impl DeviceOptimizer {
 
     /// Queues filling the master weights from the parameters, and what else a first step takes from them:
     /// before a first step that is captured, and after parameters were changed by something else. A step
-    /// fills those of its tensors that have not been filled yet by itself.
+    /// fills those of its tensors that have not been filled yet by itself. Sizes of parts of tensors are taken
+    /// by a step alone, as ranks have to add them up ([`DeviceOptimizer::local_sums`]).
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], for the parameters.
@@ -422,7 +424,8 @@ impl DeviceOptimizer {
     ///
     /// # Errors
     /// [`Error::Device`] when a kernel stopped half way; [`Error::Tensor`] names one of which
-    /// [`DeviceOptimizer::step_with_sums`] was not given the sums of all parts, by which nothing has changed.
+    /// [`DeviceOptimizer::step_with_sums`] was not given the sums of all parts, by which nothing has changed
+    /// but the number of skipped steps.
     pub fn report(&self) -> Result<Option<StepReport>> {
         self.mirror.report()
     }

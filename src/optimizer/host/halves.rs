@@ -85,7 +85,7 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::step`]; [`Error::InvalidArgument`] for sums of another step, or formed with another
     /// gradient scale, and when a group has norm lock; [`Error::Tensor`] names one whose parts do not make up
-    /// the whole.
+    /// the whole, and the step counts as skipped then.
     pub fn step_with_sums(
         &mut self,
         params: &mut [ParamMut<'_>],
@@ -112,23 +112,22 @@ impl Optimizer {
                 format!("the sums were formed with {}; give both halves the same", sums.grad_scale);
             return Err(Error::invalid("grad_scale", input.grad_scale, expected));
         }
+        if input.found_inf != 0.0 {
+            return Ok(self.skip(input, None, SkipReason::FoundInf));
+        }
         if !self.core.method().descent().has_rows() {
-            if input.found_inf != 0.0 {
-                return Ok(self.skip(input, None, SkipReason::FoundInf));
-            }
             let norms = Norms::new(total(&sums.values), input.grad_scale);
             return Ok(self.take(&mut Space::default(), params, grads, input, norms));
         }
         let numbers = TensorNumbers::read(&self.core, &sums.values);
+        // A device counts a step with torn sums, as it queues it before they are known.
         let take_part: Vec<bool> = (numbers.iter().zip(grads).enumerate())
             .map(|(k, (numbers, grad))| {
                 let here = (self.core.lens()[k] > 0).then_some(grad.len().is_some());
                 numbers.takes_part(&self.core, k, here)
             })
-            .collect::<Result<_>>()?;
-        if input.found_inf != 0.0 {
-            return Ok(self.skip(input, None, SkipReason::FoundInf));
-        }
+            .collect::<Result<_>>()
+            .inspect_err(|_| self.skipped_steps += 1)?;
         self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
         let squares = numbers.iter().map(|numbers| numbers.squares).collect();
         let squares = cpu::SquaredNorms { squares, exponent: 0 };
