@@ -71,7 +71,7 @@ def optimizer(kind, params, named=True):
     for name, _, _, group, _ in TENSORS[kind]:
         groups[group]["params"].append((name, params[name]) if named else params[name])
     if kind == "adaptive":
-        return AdaptiveRFD(groups[:1], master_weights=True, process_group=None)
+        return AdaptiveRFD(groups[:1], averaging=0.9, master_weights=True, process_group=None)
     groups[0].update(momentum=0.9)
     groups[1].update(momentum=0.5, weight_decay=1 / 64, length_scale_factor=1.25)
     model = Matern(nu=2.5, mean=2.5, variance=(0.0625, 1.0), gradient_var=(8.0, 256.0), dims=32)
