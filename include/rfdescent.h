@@ -1640,8 +1640,8 @@ rfd_status rfd_optimizer_local_sums(struct rfd_optimizer *optimizer,
  * `sums` must not be null; otherwise as rfd_optimizer_step. On the CPU, and with the adaptive method,
  * RFD_ERROR_INVALID_ARGUMENT where there was no first half since the last step, on the CPU also where it
  * had another gradient scale; besides as rfd_optimizer_local_sums. RFD_ERROR_TENSOR names a tensor whose
- * parts on the ranks do not make up the whole one. On a device, where the sums are not known yet, the step
- * is skipped then, and rfd_optimizer_report and rfd_optimizer_wait_report return that error.
+ * parts on the ranks do not make up the whole one; the step counts as skipped then. On a device, where the
+ * sums are not known yet, rfd_optimizer_report and rfd_optimizer_wait_report return that error.
  */
 rfd_status rfd_optimizer_step_with_sums(struct rfd_optimizer *optimizer,
                                         const struct rfd_tensor *params,

@@ -78,7 +78,8 @@ impl DeviceOptimizer {
     /// the same step.
     ///
     /// With the adaptive method a tensor whose parts do not make up the whole one, or have a gradient on some
-    /// ranks only, is an error of [`DeviceOptimizer::report`], which names it; the step counts as skipped then.
+    /// ranks only, is an error of [`DeviceOptimizer::report`], which names it; the step counts as skipped
+    /// then.
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], and for the numbers.

@@ -398,8 +398,8 @@ impl DeviceOptimizer {
 
     /// Queues filling the master weights from the parameters, and what else a first step takes from them:
     /// before a first step that is captured, and after parameters were changed by something else. A step
-    /// fills those of its tensors that have not been filled yet by itself. Sizes of parts of tensors are taken
-    /// by a step alone, as ranks have to add them up ([`DeviceOptimizer::local_sums`]).
+    /// fills those of its tensors that have not been filled yet by itself. Sizes of parts of tensors are
+    /// taken by a step alone, as ranks have to add them up ([`DeviceOptimizer::local_sums`]).
     ///
     /// # Safety
     /// As [`DeviceOptimizer::step`], for the parameters.
