@@ -117,7 +117,7 @@ def diverged(method: str) -> str:
 def main() -> None:
     ours = sys.argv[1] if len(sys.argv) > 1 else "adaptive"
     print("# Tables of the zoo\n\nPrinted by `python zoo/table.py` from `results.csv`; see its README.")
-    print("In parentheses: the best rate.\n")
+    print("In parentheses: the best rate. Ratios are of the seeds that both have; losses of all.\n")
     print(f"Ratios of {ours} to each baseline, geometric means over the tasks (the three worst)\n")
     print("\n".join(means(ours)))
     for measure, name in MEASURES.items():

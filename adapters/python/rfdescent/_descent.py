@@ -169,17 +169,23 @@ class Descent(Observing, Memory, Joinable):
                 evaluated = closure()
             if evaluated is not None and loss is not None:
                 raise TypeError("the closure returned a loss and loss= gives one: leave one out")
+        failure: Exception | None = None
         if loss is None:
-            loss = self._observed.sum(sharded.whole(getattr(self, "grad_scale", None)), scaled)
-        if loss is None:
+            try:
+                loss = self._observed.sum(sharded.whole(getattr(self, "grad_scale", None)), scaled)
+            except Exception as error:
+                # Raised where the other processes are told.
+                failure = error
+        if loss is None and failure is None:
             loss = evaluated
             if evaluated is not None:
                 self._advise_of_gradients(earlier)
-        if loss is None and closure is not None and all(p.grad is None for p in self._parameters()):
-            return None
-        missing = self._no_loss(closure is not None, scaled) if loss is None else ""
+        if loss is None and failure is None:
+            if closure is not None and all(p.grad is None for p in self._parameters()):
+                return None
+            failure = TypeError(self._no_loss(closure is not None, scaled))
         with torch.no_grad(), self._turn:
-            self._step(loss, missing)
+            self._step(loss, failure)
         self._observed.drop()
         return loss if evaluated is None else evaluated
 
@@ -202,7 +208,7 @@ class Descent(Observing, Memory, Joinable):
 
     # As PyTorch's own optimizers do: torch.compiler.disable would import the compiler with the package.
     @torch._disable_dynamo
-    def _step(self, loss: Any, missing: str) -> None:
+    def _step(self, loss: Any, failure: Exception | None) -> None:
         parameters = self._parameters()
         params = parameters
         if sharded.any_sharded(parameters):
@@ -215,8 +221,8 @@ class Descent(Observing, Memory, Joinable):
         if self._reduction is not None:
             self._tell_join(self._reduction)
         try:
-            if loss is None:
-                raise TypeError(missing)
+            if failure is not None:
+                raise failure
             # Redistributed and copied gradients are nobody else's: they must live until the library has read
             # them.
             engine, scalars, grads = self._prepare(parameters, params, loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -36,8 +37,11 @@ class Memory(Groups):
 
     @property
     def _turn(self) -> threading.RLock:
-        """Held by the thread that steps, reads the report or the state: others wait. Not copied or saved."""
-        return self.__dict__.setdefault("_lock", threading.RLock())
+        """Held by the thread that steps, reads the report or the state: others wait. Not copied or saved; a
+        process that is forked has its own, as nobody there frees one that was held.
+        """
+        locks: dict[int, threading.RLock] = self.__dict__.setdefault("_turns", {})
+        return locks.setdefault(os.getpid(), threading.RLock())
 
     def _retire(self) -> None:
         """Puts the engine's state into self.state and gives the engine up."""
