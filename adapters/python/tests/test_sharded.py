@@ -601,6 +601,12 @@ def adaptive_shards_skip(_):
     error, text = (ValueError, "one number") if one else (RuntimeError, "process 1 failed.*one number")
     with pytest.raises(error, match=text):
         optimizer.step(loss=torch.ones(2) if one else 2.0)
+    # Before the step itself.
+    if one:
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), torch.tensor(0.0)
+        optimizer.observe(torch.ones((), requires_grad=True)).backward()
+    with pytest.raises((RuntimeError, ValueError), match="process 1 failed" if not one else "scale"):
+        optimizer.step(loss=None if one else 2.0)
     if one:
         model.first.weight.grad = None
     with pytest.raises(ValueError, match="`first.weight`: has a gradient on 1 of the ranks"):

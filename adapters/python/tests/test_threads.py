@@ -138,3 +138,25 @@ def test_states_and_reports_are_read_between_the_steps_of_another_thread():
         looking.result()
     assert optimizer.report.applied_steps == 201
     assert all(report <= state <= 201 for report, state in read)
+
+
+def test_a_fork_while_another_thread_has_its_turn():
+    _, optimizer = made()
+    step(optimizer)
+    held, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with optimizer._turn:
+            held.set()
+            leave.wait()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        held.wait()
+        process = multiprocessing.get_context("fork").Process(target=optimizer.state_dict)
+        process.start()
+        process.join(60)
+        hangs = process.is_alive()
+        process.kill()
+        leave.set()
+    assert not hangs and process.exitcode == 0
