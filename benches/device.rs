@@ -22,6 +22,7 @@
 mod support {
     pub mod clock;
     pub mod lists;
+    pub mod model;
     pub mod rows;
     pub mod values;
 }

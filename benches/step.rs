@@ -9,6 +9,7 @@
 
 mod support {
     pub mod lists;
+    pub mod model;
 }
 
 use std::hint::black_box;
@@ -17,24 +18,12 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
-use rfdescent::covariance::{Family, Model};
 use rfdescent::optimizer::{Adaptive, Fitted, Method, Optimizer, Options, Outcome, StepInput, TensorSpec};
-use rfdescent::{DType, GradRef, Moments, ParamMut};
+use rfdescent::{DType, GradRef, ParamMut};
+use support::model::model;
 
 const LOSS: f64 = 2.0;
 const MOMENTUM: f64 = 0.9;
-
-fn model() -> Model {
-    let moments = Moments {
-        mean: 2.5,
-        variance: 0.01,
-        noise_variance: 0.9,
-        grad_variance: 500.0,
-        noise_grad_variance: 1e5,
-        dims: 2_291_972,
-    };
-    Model::new(Family::SquaredExponential, moments).unwrap()
-}
 
 fn values(len: usize, seed: u32) -> Vec<f32> {
     (0..len as u32)

@@ -1,31 +1,19 @@
 //! The lists that steps are timed on: formats, methods, and whether the steps are right.
 
 use half::bf16;
-use rfdescent::covariance::{Family, Model};
+use rfdescent::DType;
 use rfdescent::device::{Device, DeviceBuffer, Stream};
 use rfdescent::optimizer::{
     Adaptive, DeviceOptimizer, Fitted, Group, Method, Options, Outcome, RawInput, RawTensor, TensorSpec,
 };
-use rfdescent::{DType, Moments};
 use serde::Serialize;
 
 use super::clock::Clock;
+use super::model::model;
 use super::values::Pattern;
 
 /// Lists that take turns in cold steps.
 const SETS: usize = 4;
-
-fn model() -> Model {
-    let moments = Moments {
-        mean: 2.5,
-        variance: 0.01,
-        noise_variance: 0.9,
-        grad_variance: 500.0,
-        noise_grad_variance: 1e5,
-        dims: 2_291_972,
-    };
-    Model::new(Family::SquaredExponential, moments).unwrap()
-}
 
 fn size(dtype: DType) -> usize {
     if dtype == DType::F32 { 4 } else { 2 }

@@ -8,6 +8,7 @@ use super::core::Core;
 use super::decision::TotalSquares;
 use super::part::Part;
 use crate::backend::abi::RfdTensorNumbers;
+use crate::backend::words::Plain;
 use crate::error::{Error, Result};
 
 /// The sums of one rank's part of all gradients: add those of all ranks up, number by number, then give the
@@ -37,26 +38,19 @@ impl LocalSums {
 /// The sums of one tensor, of a part or of the whole.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct TensorNumbers {
-    /// Elements that have a gradient and count.
-    pub elements: f64,
-    /// ‖g_k‖², gradient scale not removed.
-    pub squares: f64,
-    /// Σ w_i u_j d_ij² over the rows that are whole on a rank.
-    pub direction: f64,
-    /// The mean square of the elements that tell of columns, times the share of elements.
-    pub sampled: f64,
-    /// Σ p² before the first step, 0 later.
-    pub parameter: f64,
-    /// Ranks that hold elements, with a gradient and without: whether they count or not.
-    pub present: f64,
-    pub missing: f64,
+    /// Those beside columns and rows, as kernels have them: the `elements` that have a gradient and count;
+    /// `squares`, ‖g_k‖² with the gradient scale; `direction`, Σ w_i u_j d_ij² over the rows that are
+    /// whole on a rank; `sampled`, the mean square of the elements that tell of columns, times the share of
+    /// elements; `parameter`, Σ p² before the first step, 0 later; the ranks that hold elements with a
+    /// gradient, `present`, and without, `missing`, whether they count or not.
+    pub own: RfdTensorNumbers,
     /// The mean square in each column of the part, times the share of what the column holds.
     pub columns: Vec<f64>,
     /// Of each row that ranks share, Σ g² and Σ u_j d_ij².
     pub rows: Vec<[f64; 2]>,
 }
 
-/// Numbers of a tensor beside those of columns and rows; kernels have them in the same order.
+/// Numbers of a tensor beside those of columns and rows.
 const NUMBERS: usize = size_of::<RfdTensorNumbers>() / size_of::<f64>();
 
 /// Numbers of a tensor.
@@ -91,13 +85,18 @@ impl TensorNumbers {
         let first = values.len();
         values.resize(first + len(part), 0.0);
         let values = &mut values[first..];
-        values[NUMBERS - 2..NUMBERS].copy_from_slice(&[self.present, self.missing]);
+        let RfdTensorNumbers { squares, present, missing, .. } = self.own;
+        let elsewhere = RfdTensorNumbers {
+            squares: if squares.is_finite() { 0.0 } else { squares },
+            present,
+            missing,
+            ..RfdTensorNumbers::default()
+        };
+        let own = if counts { &self.own } else { &elsewhere };
+        values.iter_mut().zip(own.words()).for_each(|(value, &word)| *value = f64::from_bits(word));
         if !counts {
-            values[1] = if self.squares.is_finite() { 0.0 } else { self.squares };
             return;
         }
-        let numbers = [self.elements, self.squares, self.direction, self.sampled, self.parameter];
-        values[..numbers.len()].copy_from_slice(&numbers);
         let (columns, rows) = values[NUMBERS..].split_at_mut(part.whole_columns);
         for (own, mean) in self.columns.iter().enumerate() {
             columns[part.column(own)] = *mean;
@@ -115,18 +114,13 @@ impl TensorNumbers {
     pub fn read(core: &Core, mut values: &[f64]) -> Vec<Self> {
         (core.parts().iter())
             .map(|part| {
-                let own;
-                (own, values) = values.split_at(len(part));
-                let (numbers, rest) = own.split_at(NUMBERS);
+                let all;
+                (all, values) = values.split_at(len(part));
+                let (own, rest) = all.split_at(NUMBERS);
+                let words: Vec<u64> = own.iter().map(|number| number.to_bits()).collect();
                 let (columns, rows) = rest.split_at(part.whole_columns);
                 Self {
-                    elements: numbers[0],
-                    squares: numbers[1],
-                    direction: numbers[2],
-                    sampled: numbers[3],
-                    parameter: numbers[4],
-                    present: numbers[5],
-                    missing: numbers[6],
+                    own: RfdTensorNumbers::from_words(&words),
                     columns: (0..part.rows.columns).map(|own| columns[part.column(own)]).collect(),
                     rows: rows.as_chunks::<2>().0.to_vec(),
                 }
@@ -138,24 +132,25 @@ impl TensorNumbers {
     /// other gradients than in the first half: `here` says whether this one has elements of it with a
     /// gradient, or elements without.
     pub fn takes_part(&self, core: &Core, tensor: usize, here: Option<bool>) -> Result<bool> {
+        let RfdTensorNumbers { elements, present, missing, .. } = self.own;
         let whole = core.parts()[tensor].elements;
         let problem = match here {
-            _ if self.present > 0.0 && self.missing > 0.0 => format!(
+            _ if present > 0.0 && missing > 0.0 => format!(
                 "has a gradient on {} of the ranks that hold it and none on {}; give it on all of them, or on none",
-                self.present, self.missing
+                present, missing
             ),
-            _ if self.present > 0.0 && self.elements == 0.0 => {
+            _ if present > 0.0 && elements == 0.0 => {
                 "has a gradient but counts in the norm of no rank; let it count on one".into()
             }
-            _ if self.present > 0.0 && self.elements != whole as f64 => format!(
+            _ if present > 0.0 && elements != whole as f64 => format!(
                 "has {whole} elements, but the ranks' sums are of {}; add up those of all ranks, each part counting \
                  on one of them",
-                self.elements
+                elements
             ),
-            Some(has) if has != (self.present > 0.0) => {
+            Some(has) if has != (present > 0.0) => {
                 "has another gradient than in the first half, or none; give both halves the same".into()
             }
-            _ => return Ok(self.present > 0.0),
+            _ => return Ok(present > 0.0),
         };
         Err(Error::tensor(&core.specs()[tensor].name, problem))
     }

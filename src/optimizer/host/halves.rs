@@ -1,6 +1,7 @@
 //! A step in two halves, between which ranks add up their sums.
 
 use super::{Buffers, Optimizer, Space};
+use crate::backend::abi::RfdTensorNumbers;
 use crate::backend::cpu::{self, FloatEnvironment};
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
@@ -49,13 +50,15 @@ impl Optimizer {
             let shares = part.shared.is_some();
             let holds = self.core.lens()[k] > 0;
             let numbers = TensorNumbers {
-                elements: grads[k].len().unwrap_or(0) as f64,
-                squares: sums.squares.squares[k],
-                direction: if shares { 0.0 } else { sums.directions[k] },
-                sampled: sums.sampled[k] * part.share,
-                parameter: parameters[k],
-                present: f64::from(holds && grads[k].len().is_some()),
-                missing: f64::from(holds && grads[k].len().is_none()),
+                own: RfdTensorNumbers {
+                    elements: grads[k].len().unwrap_or(0) as f64,
+                    squares: sums.squares.squares[k],
+                    direction: if shares { 0.0 } else { sums.directions[k] },
+                    sampled: sums.sampled[k] * part.share,
+                    parameter: parameters[k],
+                    present: f64::from(holds && grads[k].len().is_some()),
+                    missing: f64::from(holds && grads[k].len().is_none()),
+                },
                 columns: columns.into_iter().map(|mean| mean * part.height_share).collect(),
                 rows: if shares { of_rows.clone() } else { Vec::new() },
             };
@@ -128,8 +131,8 @@ impl Optimizer {
             })
             .collect::<Result<_>>()
             .inspect_err(|_| self.skipped_steps += 1)?;
-        self.measure(numbers.iter().map(|numbers| numbers.parameter).collect());
-        let squares = numbers.iter().map(|numbers| numbers.squares).collect();
+        self.measure(numbers.iter().map(|numbers| numbers.own.parameter).collect());
+        let squares = numbers.iter().map(|numbers| numbers.own.squares).collect();
         let squares = cpu::SquaredNorms { squares, exponent: 0 };
         let norms = Norms::new(self.total_where(&squares, |_| true), input.grad_scale);
         if squares.squares.iter().any(|square| !square.is_finite()) {
@@ -145,11 +148,11 @@ impl Optimizer {
                 continue;
             }
             let shared = self.shared_rows(k, &numbers.rows, unscale);
-            let (rows, direction) = shared.unwrap_or((own_rows, numbers.direction));
+            let (rows, direction) = shared.unwrap_or((own_rows, numbers.own.direction));
             space.tensors.push(Some(TensorSums {
-                squares: numbers.squares * unscale * unscale,
+                squares: numbers.own.squares * unscale * unscale,
                 direction,
-                sampled: numbers.sampled,
+                sampled: numbers.own.sampled,
                 counts: true,
             }));
             let rule = self.core.method().descent().column_variance(&self.history, k);
