@@ -1600,6 +1600,19 @@ rfd_status rfd_optimizer_finish(struct rfd_optimizer *optimizer,
                                 struct rfd_step_report *report);
 
 /**
+ * What rfd_optimizer_step with the same arguments would refuse, for processes that tell each other before
+ * all take a step. It reads no tensor and changes nothing, and finds nothing that a step only skips.
+ *
+ * Arguments, errors and threads are those of rfd_optimizer_step.
+ */
+rfd_status rfd_optimizer_check_step(struct rfd_optimizer *optimizer,
+                                    const struct rfd_tensor *params,
+                                    const struct rfd_gradient *grads,
+                                    size_t count,
+                                    const struct rfd_step_input *input,
+                                    void *stream);
+
+/**
  * How many doubles ranks add up between the halves of a step in sharded training: 2, or with the adaptive
  * method a number that follows from the list of tensors, the same on all ranks.
  *

@@ -622,6 +622,13 @@ public:
         return report;
     }
 
+    /// Throws what a step would, without taking it, for processes that tell each other before.
+    void check_step(const std::vector<rfd_tensor> &params, const std::vector<rfd_gradient> &grads,
+                    const rfd_step_input &input, void *stream = nullptr) {
+        same_length(params, grads);
+        check(rfd_optimizer_check_step(get(), params.data(), grads.data(), params.size(), &input, stream));
+    }
+
     /// How many numbers ranks add up between the halves of a step in sharded training.
     std::size_t sums_len() {
         std::size_t len;

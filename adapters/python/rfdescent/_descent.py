@@ -38,6 +38,8 @@ _DIFFERING = {
     "network": "the processes hold different parameters, but their losses and gradient norms are added up as "
     "those of one network: wrap the model in DistributedDataParallel, or give process_group=None where each "
     "process trains alone. ZeroRedundancyOptimizer gives each other parameters: use fully_shard instead",
+    "given": "gradient scales, or tensors that have a gradient, differ between the processes, so that all "
+    "skip the step: scale the loss alike in all, and set gradients to None in all or in none",
 }
 
 
@@ -87,7 +89,6 @@ class Descent(Observing, Memory, Joinable):
 
     def _add(self, param_group: dict[str, Any]) -> None:
         self._retire()
-        self._reduction = None
         super().add_param_group(param_group)
         added = len(self.param_groups) - 1
         group = self.param_groups[added]
@@ -112,6 +113,8 @@ class Descent(Observing, Memory, Joinable):
         for param in self.param_groups[added]["params"]:
             # Not empty, so that torch.distributed.checkpoint takes no step to make it so.
             self.state[param] = {}
+        if self._reduction is not None:
+            self._reduction.outdated = True
 
     @overload  # type: ignore[override]
     def step(self, closure: None = None, *, loss: Tensor | float | None = None) -> Tensor | float: ...
@@ -213,9 +216,12 @@ class Descent(Observing, Memory, Joinable):
         params = parameters
         if sharded.any_sharded(parameters):
             params = [sharded.local(param) for param in parameters]
+        if self._reduction is not None and (self._reduction.outdated or not self._agreed(parameters)):
+            self._retire()
+            self._reduction.renew(_device(params))
+            self._reduction = None
         if self._engine is not None and not self._lists(self._engine, parameters):
             self._retire()
-            self._reduction = None
         if self._engine is None and self._reduction is None:
             self._reduction = self._reduce(parameters, params)
         if self._reduction is not None:
@@ -228,7 +234,7 @@ class Descent(Observing, Memory, Joinable):
             engine, scalars, grads = self._prepare(parameters, params, loss)
         except Exception as error:
             if self._reduction is not None:
-                self._reduction.fail(error, params[0].device if params else torch.device("cpu"))
+                self._reduction.fail(error, _device(params))
             raise
         if self._reduction is None:
             report = engine.step(scalars)
@@ -392,6 +398,17 @@ class Descent(Observing, Memory, Joinable):
             map(operator.is_, engine.parameters, parameters)
         )
 
+    def _agreed(self, parameters: list[Tensor]) -> bool:
+        """Whether the groups list what the processes have agreed on."""
+        if self._engine is not None:
+            return self._lists(self._engine, parameters)
+        assert self._reduction is not None
+        return [place.group for place in self._reduction.places] == self._owners()
+
+    def _owners(self) -> list[int]:
+        """Each parameter's group."""
+        return [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
+
     def _versions(self, parameters: list[Tensor], params: list[Tensor]) -> list[int]:
         """How often each parameter with master weights has been written to; autograd counts it."""
         if not self._master_weights:
@@ -419,8 +436,7 @@ class Descent(Observing, Memory, Joinable):
                 f"tensor `{names[0]}` is on {device}; tensors must be on the CPU or on a CUDA device"
             )
         check_not_capturing(device)
-        owners = [index for index, group in enumerate(self.param_groups) for _ in group["params"]]
-        return [TensorPlace(name, owner) for name, owner in zip(names, owners)]
+        return [TensorPlace(name, owner) for name, owner in zip(names, self._owners())]
 
     def _build(
         self, settings: Settings, groups: list[GroupSettings], parameters: list[Tensor], params: list[Tensor]
@@ -464,6 +480,10 @@ class Descent(Observing, Memory, Joinable):
 def _with_gradient(params: list[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
     """Those that a step updates."""
     return [param for param, grad in zip(params, grads) if grad is not None]
+
+
+def _device(params: list[Tensor]) -> torch.device:
+    return params[0].device if params else torch.device("cpu")
 
 
 def _one_device(names: dict[torch.device, str]) -> torch.device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -293,6 +293,8 @@ class Engine:
         self.group_sizes = list(group_sizes)
         # How often those with master weights had been written to after the last step.
         self.versions: list[int] = []
+        # Applied and skipped steps, on a device those of the state alone, as nothing waits for the others.
+        self.counts = (0, 0)
         self.settings = settings
         self.groups = list(groups)
         self.places = list(places)
@@ -360,7 +362,21 @@ class Engine:
                 self._handle, table.params, table.grads, count, pointer, self._input, stream, report
             )
         check(status)
-        return self._read_report() if on_cpu else None
+        if not on_cpu:
+            return None
+        done = self._read_report()
+        self.counts = done.applied_steps, done.skipped_steps
+        return done
+
+    def check_step(self, scalars: Scalars) -> None:
+        """Raises what a step would, without taking it."""
+        self._fill(scalars)
+        table = self.table
+        check(
+            lib.rfd_optimizer_check_step(
+                self._handle, table.params, table.grads, len(self.places), self._input, self._stream()
+            )
+        )
 
     def _fill(self, scalars: Scalars) -> None:
         given = self._input
@@ -407,7 +423,11 @@ class Engine:
             check(lib.rfd_optimizer_wait_report(self._handle, self._stream(), self._report))
         else:
             check(lib.rfd_optimizer_report(self._handle, self._report))
-        return self._read_report()
+        done = self._read_report()
+        if done.outcome == "none":
+            # Before the first step of this handle, whose state has counts.
+            return replace(done, applied_steps=self.counts[0], skipped_steps=self.counts[1])
+        return done
 
     def _read_report(self) -> StepReport:
         report = self._report
@@ -438,3 +458,4 @@ class Engine:
             state = state._replace(history=state.history._replace(settings=own.settings))
         data = _state.pack(state, self.settings.method.NAME, names, params)
         check(lib.rfd_optimizer_set_state(self._handle, ffi.from_buffer(data), len(data), self._stream()))
+        self.counts = state.applied_steps, state.skipped_steps

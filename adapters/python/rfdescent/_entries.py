@@ -21,7 +21,7 @@ from ._state import History
 from ._tensors import FORMATS
 from ._variances import entry_shapes, saved_variances
 
-__all__ = ["OF_TENSOR", "SHARED", "kept_numbers", "load_entry", "named_numbers"]
+__all__ = ["OF_TENSOR", "SHARED", "check_values", "kept_numbers", "load_entry", "named_numbers"]
 
 # What keys of numbers begin with: of those that all tensors share, and those of one tensor.
 SHARED = "history"
@@ -60,6 +60,16 @@ def _names(kind: str, key: Any) -> Sequence[str] | None:
         # Of none, where a method remembers only what all tensors share.
         return list(filter(None, key[len(kind) + 1 : -1].split(",")))
     return None
+
+
+def check_values(name: str, saved: Any) -> None:
+    """Raises ValueError for a parameter's entry with tensors that have no values."""
+    for key, values in saved.items() if isinstance(saved, Mapping) else ():
+        if isinstance(values, Tensor) and values.is_meta:
+            raise ValueError(
+                f"tensor `{name}`: its saved {str(key).partition('(')[0]} is on the device meta and has no "
+                "values; load the state to a device with memory, as with torch.load(..., map_location='cpu')"
+            )
 
 
 def load_entry(name: str, saved: Any, param: Tensor, fresh: History | None) -> dict[str, Any]:
@@ -161,10 +171,6 @@ def _saved_numbers(
 
 
 def _check_dense(name: str, kind: str, values: Any) -> None:
-    if isinstance(values, Tensor) and values.is_meta:
-        raise ValueError(
-            f"tensor `{name}`: its saved {kind} is on the device meta and has no values; load it"
-        )
     if isinstance(values, Tensor) and values.is_nested:
         raise ValueError(f"tensor `{name}`: its saved {kind} is nested; give a dense tensor")
     if not isinstance(values, Tensor) or values.layout is not torch.strided or values.dtype not in FORMATS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ class Groups(torch.optim.Optimizer):
     def _group_names(self, index: int) -> list[str]:
         """Of one group's parameters: those given, or where they stand."""
         group = self.param_groups[index]
-        given, count = group.get("param_names", []), len(group["params"])
+        given, count = group.get("param_names") or [], len(group["params"])
         return (
             given if len(given) == count else [f"param_groups[{index}]['params'][{k}]" for k in range(count)]
         )
@@ -74,7 +75,8 @@ class Groups(torch.optim.Optimizer):
                 raise ValueError(f"lr = {rate} must be finite and not negative")
         largest = max(rates)
         for index, group in enumerate(groups):
-            check_type(f"param_groups[{index}]: norm_lock", group["norm_lock"], bool, "True or False")
+            if not isinstance(group["norm_lock"], np.bool_):
+                check_type(f"param_groups[{index}]: norm_lock", group["norm_lock"], bool, "True or False")
         locked = [index for index, group in enumerate(groups) if group["norm_lock"]]
         # A method that decides from the sums of each tensor adds up none where every process has all of them.
         adds_up = not self._METHOD.NEEDS_ALL_TENSORS
@@ -92,7 +94,7 @@ class Groups(torch.optim.Optimizer):
                 multiplier=rate / largest if largest > 0 else 1.0,
                 weight_decay=number(group, "weight_decay"),
                 length_scale_factor=number(group, "length_scale_factor"),
-                norm_lock=group["norm_lock"],
+                norm_lock=bool(group["norm_lock"]),
             )
             for group, rate in zip(groups, rates)
         ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import sharded
 from ._engine import Engine, check_numbers, fresh_history, validate
-from ._entries import OF_TENSOR, SHARED, kept_numbers, load_entry, named_numbers
+from ._entries import OF_TENSOR, SHARED, check_values, kept_numbers, load_entry, named_numbers
 from ._groups import Groups
 from ._names import in_order_of
 from ._part import part_of
@@ -239,6 +239,10 @@ class Memory(Groups):
 
         def keep(_: Any, given: dict[str, Any]) -> dict[str, Any]:
             loaded.update(in_order_of(self.param_groups, given, strict))
+            # Before PyTorch, which moves them to the parameters' devices.
+            keys = (key for group in loaded["param_groups"] for key in group["params"])
+            for name, key in zip(self._names(), keys):
+                check_values(name, loaded["state"].get(key))
             return loaded
 
         def restore(_: Any) -> None:

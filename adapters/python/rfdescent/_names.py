@@ -19,7 +19,12 @@ def in_order_of(groups: Sequence[Group], state: dict[str, Any], strict: bool = T
     ValueError names the tensors that only one of the two has; without `strict` a warning does.
     """
     _check_form(state)
-    saved = state["param_groups"]
+    # None is as good as no names.
+    saved = [
+        {key: value for key, value in group.items() if (key, value) != ("param_names", None)}
+        for group in state["param_groups"]
+    ]
+    state = {**state, "param_groups": saved}
     if not strict:
         if _names(groups) is None or _names(saved) is None:
             raise ValueError(

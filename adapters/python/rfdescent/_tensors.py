@@ -149,6 +149,13 @@ class Table:
             and [param.dtype for param in params] == self.dtypes
         )
 
+    def without_gradient(self) -> tuple[str, ...]:
+        """The names of tensors with elements that have no gradient in this step."""
+        if all(self.grad_pointers):
+            return ()
+        lists = zip(self.names, self.counts, self.grad_pointers)
+        return tuple(name for name, count, pointer in lists if count and not pointer)
+
     def shaped(self, index: int, flat: Tensor | None, device: torch.device) -> Tensor | None:
         """A flat buffer of a tensor in its shape, laid out as the tensor was when the table was made."""
         return None if flat is None else flat.as_strided(self.shapes[index], self.strides[index]).to(device)

@@ -145,7 +145,8 @@ class AdaptiveRFD(Descent):
             if number(group, "averaging") != averaging and not math.isnan(averaging):
                 raise ValueError(
                     f"param_groups[{index}] has averaging = {group['averaging']}, but the optimizer was made "
-                    f"with {averaging}, which holds for all groups and all steps: make another AdaptiveRFD"
+                    f"with {averaging}, which holds for all groups and all steps: make it as "
+                    f"AdaptiveRFD(..., averaging={group['averaging']})"
                 )
         return Adaptive(averaging, self._loss_bound)
 

@@ -11,7 +11,9 @@ The loss that counts is the mean of those given on the processes, as for gradien
 give the batch size of all. Norm lock is refused: a shard does not know the norm of its tensor.
 
 What one process can't step, such as a gradient of the wrong layout, fails in all of them, and nothing
-changes; on CUDA devices the others skip the step.
+changes; so do gradient scales, counts of steps (of a state that some have loaded), missing gradients of whole
+tensors and lists of parameters that differ. On CUDA devices, where counts are not compared, the others skip
+the step.
 """
 
 from __future__ import annotations
@@ -154,10 +156,11 @@ def _check_named(process: int, held: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-# Places of what the processes add up in a step: loss, found_inf, how many failed and how many are there; and
-# two words, of settings and of parameters, with their squares, by which those of another process show. Behind
-# them are the sums of the library's first half.
-_LOSS, _FOUND_INF, _FAILED, _PRESENT, _RATES, _NETWORK, _SUMS = 0, 1, 2, 3, 4, 6, 8
+# Places of what the processes add up in a step: loss, found_inf, how many failed, how many of these as their
+# parameters are others than before, and how many are there; and three words, of settings, of parameters and
+# of what must be the same, with their squares, by which those of another process show. Behind them are the
+# sums of the library's first half.
+_LOSS, _FOUND_INF, _FAILED, _CHANGED, _PRESENT, _RATES, _NETWORK, _GIVEN, _SUMS = 0, 1, 2, 3, 4, 5, 7, 9, 11
 # Words are below, so that sums of their squares are exact. A prime: the last bits of a sum of floats are 0.
 _WORDS = 1_048_573
 
@@ -168,6 +171,44 @@ def _word(engine: Engine) -> Tensor:
     values = local(engine.parameters[-index]).detach()
     some = values.as_strided((min(count, 64),), (max(count // 64, 1),), values.storage_offset())
     return (some.to(torch.float64).sum().view(torch.int64) % _WORDS).to(torch.float64)
+
+
+def _hash(value: Any) -> int:
+    return zlib.crc32(repr(value).encode()) % _WORDS
+
+
+def _differ(sums: Any, at: int) -> Any:
+    """Whether a word differs between the processes: equal ones alone have as large a sum of squares."""
+    return sums[_PRESENT] * sums[at + 1] != sums[at] * sums[at]
+
+
+# What must be the same in all processes, and what to do where it is not.
+_SCALE, _STEPS, _MISSING = "gradient scale", "steps", "tensors without a gradient"
+_REMEDIES = {
+    _SCALE: "scale the loss alike in all",
+    _STEPS: "load the same state in all, and look for numbers that are not finite in one of them alone",
+    _MISSING: "set gradients to None in all or in none; DistributedDataParallel brings each to all",
+}
+
+
+def _refuse(given: Sequence[dict[str, Any] | None]) -> NoReturn:
+    """Says what differs between the processes; None for one that has no batch."""
+    (first, expected), *others = [(rank, own) for rank, own in enumerate(given) if own is not None]
+    kind, rank, value = next(
+        (kind, rank, own[kind]) for rank, own in others for kind in own if own[kind] != expected[kind]
+    )
+    raise RuntimeError(
+        f"{kind} of process {rank}: {_shown(value)}, of process {first}: {_shown(expected[kind])}; no "
+        f"process has taken this step: {_REMEDIES[kind]}"
+    )
+
+
+def _shown(value: Any) -> str:
+    """A number, or the first few of a list."""
+    if not isinstance(value, tuple):
+        return f"{value}"
+    more = f" and {len(value) - 3} more" if len(value) > 3 else ""
+    return (", ".join(map(str, value[:3])) or "none") + more
 
 
 @dataclass
@@ -193,6 +234,8 @@ class Reduction:
     elements: int
     same: bool
     count: int
+    # Whether some process has other parameters by now.
+    outdated: bool = False
     # What is added up, by the places above.
     _buffer: Tensor | None = None
     # Where the engine's sums lie on a device, and a view of them.
@@ -276,28 +319,33 @@ class Reduction:
         Raises
         ------
         RuntimeError
-            When another process failed: `fail`.
+            When another process failed: `fail`; where they were given what must be the same and is not.
         """
         device = engine.device
         sums = self._sums(device)
         sums[_FAILED:_SUMS] = 0.0
         of_library = sums[_SUMS:]
-        if self.count:
-            try:
+        try:
+            if self.count:
                 of_library.copy_(self._doubles(engine.local_sums(scalars), device))
-            except Exception as error:
-                self.fail(error, device)
+            else:
+                engine.check_step(scalars)
+        except Exception as error:
+            self.fail(error, device)
         sums[_LOSS] = scalars.loss
         sums[_LOSS] /= dist.get_world_size(self.group)
         sums[_FOUND_INF] = 0.0 if scalars.found_inf is None else scalars.found_inf
         sums[_PRESENT] = 1.0
-        rates = zlib.crc32(repr((engine.settings.multiplier, engine.groups)).encode()) % _WORDS
-        sums[_RATES], sums[_RATES + 1] = rates, rates * rates
+        given = self._given(engine, scalars)
+        word: Any = _hash(given)
+        if isinstance(scalars.grad_scale, Tensor):
+            word = word + (scalars.grad_scale.reshape(()).view(torch.int32) % _WORDS).to(torch.float64)
+        words = [(_RATES, _hash((engine.settings.multiplier, engine.groups))), (_GIVEN, word)]
         if self.same:
-            network = _word(engine)
-            sums[_NETWORK] = network
-            sums[_NETWORK + 1] = network * network
-        self._add_up(sums)
+            words.append((_NETWORK, _word(engine)))
+        for at, word in words:
+            sums[at], sums[at + 1] = word, word * word
+        self._add_up(sums, given)
         if self.same:
             of_library /= sums[_PRESENT]
         if not of_all:
@@ -305,30 +353,67 @@ class Reduction:
         if device.type == "cpu":
             loss, found_inf = sums[:_FAILED].tolist()
         else:
-            loss, found_inf = sums[_LOSS], sums[_FOUND_INF].to(torch.float32)
+            loss, found_inf = sums[_LOSS], (sums[_FOUND_INF] + _differ(sums, _GIVEN)).to(torch.float32)
         scalars = Scalars(loss, scalars.grad_scale, found_inf)
         return engine.step(scalars, of_library if self.count else None)
 
-    def _add_up(self, sums: Tensor) -> None:
+    def _given(self, engine: Engine, scalars: Scalars) -> dict[str, Any]:
+        """What must be the same in all processes, but for a gradient scale on a device."""
+        given: dict[str, Any] = {}
+        if engine.device.type == "cpu":
+            given[_SCALE] = 1.0 if scalars.grad_scale is None else float(scalars.grad_scale)
+            given[_STEPS] = "{} applied and {} skipped".format(*engine.counts)
+        if self.same:
+            given[_MISSING] = engine.table.without_gradient()
+        return given
+
+    def _add_up(self, sums: Tensor, given: dict[str, Any] | None = None) -> None:
         dist.all_reduce(sums, group=self.group)
-        if sums.device.type == "cpu" and sums[_FAILED] > 0:
+        if sums.device.type != "cpu":
+            return
+        added = sums[:_SUMS].tolist()
+        if added[_FAILED] > 0:
+            self.outdated |= added[_CHANGED] > 0
             self._raise_in_all(None)
+        if _differ(added, _GIVEN):
+            _refuse(_gather(given, self.group))
+
+    def renew(self, device: torch.device) -> None:
+        """Takes part in a step that no process takes, before they agree anew as `outdated` says.
+
+        Raises
+        ------
+        RuntimeError
+            In all, where the parameters of some are those that they have agreed on; on a device these skip
+            the step.
+        """
+        self.outdated = True
+        sums = self._sums(device).zero_()
+        sums[_FOUND_INF] = sums[_FAILED] = sums[_CHANGED] = 1.0
+        dist.all_reduce(sums, group=self.group)
+        if sums[_CHANGED] == dist.get_world_size(self.group):
+            return
+        error = RuntimeError(
+            "the groups of this process have other parameters than in its last step, but not those of all "
+            "processes: add and take out parameters in all of them before the same step"
+        )
+        if device.type == "cpu":
+            self._raise_in_all(error)
+        raise error
 
     def absent(self, device: torch.device) -> None:
         """Takes part in a step of the others without a batch."""
         self._add_up(self._sums(device).zero_())
 
     def differing(self) -> list[str]:
-        """What differed between the processes in the last step: ``rates``, ``network``. Waits for it."""
+        """What differed between the processes in the last step: ``rates``, ``network``, ``given``. Waits for
+        it.
+        """
         if self._buffer is None:
             return []
         sums = self._buffer[:_SUMS].tolist()
-        # Equal words, and only these, have as large a sum of squares as that.
-        return [
-            name
-            for name, at in (("rates", _RATES), ("network", _NETWORK))
-            if sums[_PRESENT] * sums[at + 1] != sums[at] * sums[at]
-        ]
+        words = (("rates", _RATES), ("network", _NETWORK), ("given", _GIVEN))
+        return [name for name, at in words if _differ(sums, at)]
 
     def fail(self, error: Exception, device: torch.device) -> NoReturn:
         """Takes part in a step that this process can't take, so that nobody waits for it; raises `error`.

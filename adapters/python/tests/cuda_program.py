@@ -13,7 +13,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from rfdescent import RFD, AdaptiveRFD, SquaredExponential
+from rfdescent import RFD, AdaptiveRFD, SquaredExponential, sharded
 from rfdescent._engine import TensorPlace, sums_len
 from rfdescent._part import Part
 from rfdescent.sharded import Reduction
@@ -229,7 +229,7 @@ def sharded_adaptive():
     for of_cpu, of_device in zip(a.history.variances, b.history.variances, strict=True):
         assert torch.equal(of_cpu.values, of_device.values)
     # As if another process had all of each tensor too, more than there is.
-    dist.all_reduce = lambda buffer, group: buffer[8:].mul_(2)
+    dist.all_reduce = lambda buffer, group: buffer[sharded._SUMS :].mul_(2)
     before = [q.as_subclass(torch.Tensor).clone() for q in there]
     # No step raises: another process may not have seen the end of the same one yet.
     with warnings.catch_warnings(record=True) as warned:
@@ -267,6 +267,45 @@ def adaptive_of_all():
     assert "generic, slower than the others: tensors `" in device.kernels, device.kernels
 
 
+def what_differs():
+    """Another process has another gradient scale, then other parameters: steps are skipped, not taken."""
+    scales = []
+
+    def add_up(buffer):
+        # Of 2.0 and of another one.
+        scales.append(buffer[sharded._GIVEN].item())
+        buffer.mul_(2)
+        buffer[sharded._GIVEN] += 1.0
+
+    several_processes(2, add_up)
+    p = on_device(torch.ones(40, 30)).requires_grad_()
+    optimizer = AdaptiveRFD([p])
+    places = [TensorPlace(name, 0) for name in optimizer._names()]
+    optimizer._reduction = reduction = Reduction(None, places, elements=1200, same=True, count=0)
+    before = p.as_subclass(torch.Tensor).clone()
+    for scale in (2.0, 4.0, 4.0):
+        p.grad = on_device(torch.ones_like(p))
+        optimizer.grad_scale = on_device(torch.tensor(scale))
+        optimizer.step(loss=2.25)
+    # Nothing waits, so that the word of a scale is its bits'.
+    assert scales[0] != scales[1] == scales[2]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert optimizer.wait_report().outcome == "found_inf"
+    assert any("gradient scales, or tensors that have" in str(warning.message) for warning in warned), warned
+    assert optimizer.report.skipped_steps == 3
+    dist.all_reduce = lambda buffer, group: None
+    try:
+        # As after a change of the groups.
+        reduction.renew(DEVICE)
+        raise AssertionError
+    except RuntimeError as error:
+        assert "the groups of this process have other parameters" in str(error), error
+    # For the others.
+    assert reduction._buffer[sharded._FOUND_INF] == 1.0
+    assert torch.equal(before, p.as_subclass(torch.Tensor))
+
+
 def from_address(memory, device):
     (count,) = memory["shape"]
     assert (device, memory["typestr"]) == (DEVICE, "<f8")
@@ -293,7 +332,7 @@ def errors():
         assert "lr is a tensor on cuda:0" in str(error)
 
 
-TESTS = (steps, scaled, graph, errors, sharded_steps, sharded_adaptive, adaptive_of_all)
+TESTS = (steps, scaled, graph, errors, sharded_steps, sharded_adaptive, adaptive_of_all, what_differs)
 
 if __name__ == "__main__":
     prepare()

@@ -531,7 +531,7 @@ def test_averaging_is_fixed():
     p.grad = torch.ones(2)
     optimizer.step(loss=1.0)
     optimizer.param_groups[0]["averaging"] = 0.5
-    with pytest.raises(ValueError, match="make another AdaptiveRFD"):
+    with pytest.raises(ValueError, match=r"make it as AdaptiveRFD\(..., averaging=0.5\)"):
         optimizer.step(loss=1.0)
     with pytest.raises(TypeError, match=r"AdaptiveRFD's step size depends on the loss: say where it is"):
         optimizer.step()

@@ -629,6 +629,12 @@ def test_numbers_of_numpy(cov):
     group = optimizer.state_dict()["param_groups"][0]
     assert type(group["lr"]) is type(group["momentum"]) is float
     assert (group["lr"], group["momentum"]) == (0.5, 0.25)
+    # And given later.
+    optimizer.param_groups[0].update(norm_lock=np.True_, lr=np.float64(0.25))
+    p.grad = torch.tensor([1.0, -0.5])
+    optimizer.step(loss=2.0)
+    assert float(p.norm()) == pytest.approx(2**0.5, rel=1e-6)
+    assert not torch.equal(p, torch.ones(2))
 
 
 def test_push_settings(cov):

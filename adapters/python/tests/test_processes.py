@@ -209,6 +209,123 @@ def networks_that_differ(_):
             assert "wrap the model in DistributedDataParallel" in text
 
 
+def of_ones(make, **options):
+    """An optimizer of two whole tensors that has taken a step."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = make([("first", params[0]), ("second", params[1])], **options)
+    for p in params:
+        p.grad = torch.ones(3)
+    optimizer.step(loss=2.0)
+    return optimizer, params
+
+
+def check_refused(optimizer, text, own=None, **arguments):
+    """All processes raise the text, the second one `own` where its error is another one; nothing changes, and
+    they go on together.
+    """
+    params = optimizer._parameters()
+    before = [p.detach().clone() for p in params]
+    one = dist.get_rank() == 1
+    with pytest.raises((RuntimeError, ValueError), match=own if one and own is not None else text):
+        optimizer.step(**{"loss": 2.0, **arguments})
+    assert all(torch.equal(p, values) for p, values in zip(params, before, strict=True))
+
+
+def check_goes_on(optimizer):
+    applied = optimizer.report.applied_steps
+    optimizer.step(loss=2.0)
+    assert optimizer.report.applied_steps == applied + 1
+    check_equal_everywhere([optimizer.report, *(p.detach() for p in optimizer._parameters())])
+
+
+def refused_by_the_library(_):
+    """What only the library finds in one process is told to the others before any of them takes the step."""
+    one = dist.get_rank() == 1
+    for make in METHODS:
+        optimizer, params = of_ones(make)
+        if one:
+            params[0].grad = params[0].data
+        check_refused(optimizer, "process 1 failed.*`first`.*shares memory", "^tensor `first`.*shares memory")
+        params[0].grad = torch.ones(3)
+        for scale in (0.0, -2.0, float("nan")):
+            optimizer.grad_scale = torch.tensor(scale if one else 2.0)
+            check_refused(optimizer, "process 1 failed.*grad_scale", "^grad_scale")
+        check_goes_on(optimizer)
+
+
+def scales_that_differ(_):
+    for make in METHODS:
+        optimizer, _ = of_ones(make)
+        optimizer.grad_scale = torch.tensor(2.0 + 2.0 * (dist.get_rank() == 1))
+        check_refused(optimizer, r"gradient scale of process 1: 4.0, of process 0: 2.0; no process has")
+        check_goes_on(optimizer)
+
+
+def gradients_that_one_lacks(_):
+    for make in METHODS:
+        optimizer, params = of_ones(make)
+        if dist.get_rank() == 1:
+            params[1].grad = None
+        check_refused(optimizer, "tensors without a gradient of process 1: second, of process 0: none")
+        params[1].grad = None
+        check_goes_on(optimizer)
+
+
+def states_of_one(_):
+    """A state that one process alone has loaded, then all; a gradient that is not finite in one alone."""
+    one = dist.get_rank() == 1
+    for make in (lambda params: fitted(params, momentum=0.5), AdaptiveRFD):
+        optimizer, params = of_ones(make)
+        state = optimizer.state_dict()
+        check_goes_on(optimizer)
+        if one:
+            optimizer.load_state_dict(state)
+        check_refused(
+            optimizer, "steps of process 1: 1 applied and 0 sk.*, of process 0: 2 app.*load the same"
+        )
+        optimizer.load_state_dict(state)
+        check_goes_on(optimizer)
+    # Each took the step from its own gradients: only the next one can tell.
+    params[0].grad = torch.full((3,), float("nan") if one else 1.0)
+    optimizer.step(loss=2.0)
+    params[0].grad = torch.ones(3)
+    check_refused(
+        optimizer, "steps of process 1: 2 applied and 1 skipped, of process 0: 3 applied and 0 skip"
+    )
+
+
+def groups_of_one(_):
+    """Parameters that one process alone adds or takes out; then all do."""
+    one = dist.get_rank() == 1
+    text = "process 1 failed.*the groups of this process have other parameters"
+    for make in METHODS:
+        for loads in (False, True):
+            optimizer, params = of_ones(make)
+            added = torch.nn.Parameter(torch.ones(2))
+            added.grad = torch.ones(2)
+            if one:
+                optimizer.add_param_group({"params": [("third", added)]})
+            check_refused(optimizer, text, "^the groups of this process")
+            # They have nothing agreed on then, and compare all.
+            check_refused(optimizer, "options or covariance model of process 1 differ")
+            if not one:
+                optimizer.add_param_group({"params": [("third", added)]})
+            check_goes_on(optimizer)
+            if loads:
+                optimizer.load_state_dict(optimizer.state_dict())
+            if one:
+                optimizer.param_groups.pop()
+            check_refused(optimizer, text, "^the groups of this process")
+            if not one:
+                optimizer.param_groups.pop()
+            check_goes_on(optimizer)
+            # A group that is refused changes nothing.
+            if one:
+                with pytest.raises(ValueError, match="lr = -1"):
+                    optimizer.add_param_group({"params": [("third", added)], "lr": -1.0})
+            check_goes_on(optimizer)
+
+
 def zero(_):
     """ZeroRedundancyOptimizer gives each process other parameters."""
     model = DistributedDataParallel(network())
@@ -238,10 +355,22 @@ TESTS = {
         "joined_shards",
         "rates_that_differ",
         "networks_that_differ",
+        "refused_by_the_library",
+        "scales_that_differ",
+        "gradients_that_one_lacks",
+        "states_of_one",
+        "groups_of_one",
         "zero",
         "other_tensors_without_names",
     ],
-    3: ["observed", "joined", "joined_without_a_batch", "rates_that_differ", "networks_that_differ"],
+    3: [
+        "observed",
+        "joined",
+        "joined_without_a_batch",
+        "rates_that_differ",
+        "networks_that_differ",
+        "states_of_one",
+    ],
 }
 
 

@@ -272,6 +272,13 @@ def test_what_is_no_state(cov, given, error, message):
         ("step", float("nan"), "saved step is nan"),
         ("step", torch.ones(2), "saved step is tensor"),
         ("step", "many", "saved step is 'many'"),
+        ("step", torch.ones((), device="meta"), "saved step is on the device meta"),
+        ("skipped", torch.ones((), device="meta"), "saved skipped is on the device meta"),
+        (
+            "velocity",
+            torch.zeros(5, 7, device="meta"),
+            "saved velocity is on the device meta .* map_location",
+        ),
         ("skipped", float("inf"), "saved skipped is inf"),
         ("velocity", torch.full((5, 7), torch.nan), "velocity is not finite"),
         ("velocity", torch.zeros(5, 7, dtype=torch.complex64), "torch.strided of torch.complex64"),

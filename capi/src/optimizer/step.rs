@@ -221,6 +221,31 @@ pub unsafe extern "C" fn rfd_optimizer_finish(
     })
 }
 
+/// What rfd_optimizer_step with the same arguments would refuse, for processes that tell each other before
+/// all take a step. It reads no tensor and changes nothing, and finds nothing that a step only skips.
+///
+/// Arguments, errors and threads are those of rfd_optimizer_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rfd_optimizer_check_step(
+    optimizer: *mut rfd_optimizer,
+    params: *const rfd_tensor,
+    grads: *const rfd_gradient,
+    count: usize,
+    input: *const rfd_step_input,
+    stream: *mut c_void,
+) -> rfd_status {
+    guard(|| {
+        // SAFETY: the header says what these may point to.
+        let ((optimizer, tensors), input) =
+            unsafe { (arguments(optimizer, params, grads, count)?, read(input)?.convert()?) };
+        let mut inner = optimizer.lock()?;
+        let Inner { optimizer, tensors: scratch } = &mut *inner;
+        tensors.locate(optimizer, scratch)?;
+        optimizer.check_step(scratch, &input, super::stream(stream))?;
+        Ok(())
+    })
+}
+
 /// How many doubles ranks add up between the halves of a step in sharded training: 2, or with the adaptive
 /// method a number that follows from the list of tensors, the same on all ranks.
 ///

@@ -683,10 +683,19 @@ static void steps(void) {
     OK(rfd_optimizer_wait_report(optimizer, NULL, &status));
     CHECK(!memcmp(&status, &report, sizeof status));
 
-    /* A failed call changes nothing, not even the report. */
+    /* A failed call changes nothing, not even the report; nor does a check, which refuses the same. */
+#define CHECK_STEP() rfd_optimizer_check_step(optimizer, params, grads, 3, &scalars, NULL)
     float before[6];
     memcpy(before, memory.f, sizeof before);
     rfd_step_report untouched = report;
+    OK(CHECK_STEP());
+    CHECK(!memcmp(before, memory.f, sizeof before));
+    FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_check_step(NULL, params, grads, 3, &scalars, NULL));
+    FAILS(RFD_ERROR_NULL, "params", rfd_optimizer_check_step(optimizer, NULL, grads, 3, &scalars, NULL));
+    FAILS(RFD_ERROR_NULL, "grads", rfd_optimizer_check_step(optimizer, params, NULL, 3, &scalars, NULL));
+    FAILS(RFD_ERROR_NULL, "rfd_step_input", rfd_optimizer_check_step(optimizer, params, grads, 3, NULL, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "number of params", rfd_optimizer_check_step(optimizer, params, grads, 2, &scalars, NULL));
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "stream", rfd_optimizer_check_step(optimizer, params, grads, 3, &scalars, &b));
     FAILS(RFD_ERROR_NULL, "optimizer", rfd_optimizer_step(NULL, params, grads, 3, &scalars, NULL, &report));
     FAILS(RFD_ERROR_NULL, "params", rfd_optimizer_step(optimizer, NULL, grads, 3, &scalars, NULL, &report));
     FAILS(RFD_ERROR_NULL, "grads", rfd_optimizer_step(optimizer, params, NULL, 3, &scalars, NULL, &report));
@@ -703,6 +712,7 @@ static void steps(void) {
     scalars.size = sizeof scalars;
     scalars.grad_scale = 0;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale", CHECK_STEP());
     scalars.grad_scale = 1;
     scalars.loss_address = &b;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "loss = address", STEP());
@@ -711,12 +721,13 @@ static void steps(void) {
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = address", STEP());
     scalars.found_inf_address = NULL;
 
-#define WITH(one, value, expected, text) \
-    do {                                 \
-        const one##_TYPE old = one##_AT; \
-        one##_AT.value;                  \
-        FAILS(expected, text, STEP());   \
-        one##_AT = old;                  \
+#define WITH(one, value, expected, text)     \
+    do {                                     \
+        const one##_TYPE old = one##_AT;     \
+        one##_AT.value;                      \
+        FAILS(expected, text, STEP());       \
+        FAILS(expected, text, CHECK_STEP()); \
+        one##_AT = old;                      \
     } while (0)
 #define W_TYPE rfd_tensor
 #define W_AT params[0]

@@ -196,8 +196,11 @@ int main(void) {
     device_params[0].data = NULL;
     FAILS(RFD_ERROR_TENSOR, "`a`", STEP());
     device_params[0].data = (void *)(uintptr_t)device_values[0];
+#define CHECK_STEP() rfd_optimizer_check_step(gpu, device_params, device_grads, TENSORS, &device_input, stream)
+    OK(CHECK_STEP());
     device_input.grad_scale = 2;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale = 2", STEP());
+    FAILS(RFD_ERROR_INVALID_ARGUMENT, "grad_scale = 2", CHECK_STEP());
     device_input.grad_scale = 1;
     device_input.found_inf = 1;
     FAILS(RFD_ERROR_INVALID_ARGUMENT, "found_inf = 1", STEP());

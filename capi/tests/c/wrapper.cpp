@@ -174,6 +174,7 @@ static void models_and_steps(const std::string &folder) {
     std::vector<double> b{1, 1}, b_gradient{2, 0};
     const std::vector<rfd_tensor> params{rfd::host_tensor(w.data(), 4), rfd::host_tensor(b.data(), 2)};
     const std::vector<rfd_gradient> grads{rfd::host_gradient(w_gradient.data(), 4), rfd::host_gradient(b_gradient.data(), 2)};
+    optimizer.check_step(params, grads, rfd::step_input(2.0));
     CHECK(optimizer.report().outcome == RFD_OUTCOME_NONE);
     const rfd_step_report report = optimizer.step(params, grads, rfd::step_input(2.0));
     CHECK(report.outcome == RFD_OUTCOME_APPLIED && report.grad_norm == 3 && w[0] < 1 && w[1] == 2);

@@ -150,6 +150,19 @@ impl AnyOptimizer {
         }
     }
 
+    /// What [`AnyOptimizer::step`] would refuse, for processes that tell each other before all take a step.
+    /// Reads no tensor and changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`AnyOptimizer::step`] that are known before a step is begun.
+    pub fn check_step(&mut self, tensors: &[RawTensor], input: &RawInput, stream: Stream) -> Result<()> {
+        self.check_tensors(tensors)?;
+        match &mut self.place {
+            Place::Host(host) => host.alone(stream)?.check_input(&input.on_host()?),
+            Place::Device(device) => device.check_input(input),
+        }
+    }
+
     /// One step; what it did, where that is known at once.
     ///
     /// # Safety

@@ -348,6 +348,12 @@ impl DeviceOptimizer {
         self.placement.check(&self.core, tensors)
     }
 
+    /// An error for what a step alone would refuse beside tensors.
+    pub(super) fn check_input(&self, input: &RawInput) -> Result<()> {
+        self.core.check_alone()?;
+        prepare::place_input(input, &mut { self.step })
+    }
+
     /// Queues one step: norms, step size, update.
     ///
     /// `tensors` follow the order of the specs given to [`DeviceOptimizer::new`]. A NaN or infinite loss or

@@ -40,7 +40,7 @@ pub(super) fn measuring(formats: impl Iterator<Item = DType>) -> Instance {
 }
 
 /// Writes the numbers of a step, or their addresses, into the launch's parameters.
-fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
+pub(super) fn place_input(input: &RawInput, step: &mut RfdStep) -> Result<()> {
     match input.loss {
         RawNumber::Host(value) => {
             step.loss = 0;

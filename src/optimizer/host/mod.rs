@@ -440,11 +440,14 @@ impl Optimizer {
         }
     }
 
+    /// An error for what a step alone would refuse beside tensors.
+    pub(super) fn check_input(&self, input: &StepInput) -> Result<()> {
+        check_scale(input.grad_scale)?;
+        self.core.check_alone()
+    }
+
     fn check(&self, params: &[ParamMut<'_>], grads: &[GradRef<'_>], grad_scale: f64) -> Result<()> {
-        if !(grad_scale > 0.0 && grad_scale.is_finite()) {
-            let expected = "give the positive number that the gradients were multiplied with, 1 for none";
-            return Err(Error::invalid("grad_scale", grad_scale, expected));
-        }
+        check_scale(grad_scale)?;
         self.core.check_count("params", params.len())?;
         for ((spec, len), param) in self.core.specs().iter().zip(self.core.lens()).zip(params) {
             if param.dtype() != spec.dtype {
@@ -467,6 +470,14 @@ impl Optimizer {
         }
         Ok(())
     }
+}
+
+fn check_scale(grad_scale: f64) -> Result<()> {
+    if grad_scale > 0.0 && grad_scale.is_finite() {
+        return Ok(());
+    }
+    let expected = "give the positive number that the gradients were multiplied with, 1 for none";
+    Err(Error::invalid("grad_scale", grad_scale, expected))
 }
 
 impl Space {
