@@ -22,6 +22,11 @@ pub fn shortened(text: String) -> String {
     }
 }
 
+/// A number of things: `one` is the name of one, and others have an s.
+pub fn count(number: usize, one: &str) -> String {
+    format!("{number} {one}{}", if number == 1 { "" } else { "s" })
+}
+
 /// With a fixed number of decimals, and with an exponent where that would be no table any more.
 pub fn fixed(value: f64, decimals: usize) -> String {
     if value.abs() >= 1e9 { format!("{value:.decimals$e}") } else { format!("{value:.decimals$}") }
@@ -42,6 +47,11 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|number| count(number, "epoch")), ["0 epochs", "1 epoch", "2 epochs"]);
+    }
 
     #[test]
     fn no_number_fills_a_line() {

@@ -131,6 +131,22 @@ fn a_plot_shows_the_method_beside_what_it_is_compared_with() {
 }
 
 #[test]
+fn seeds_alone_are_no_comparison() {
+    let arguments =
+        ["--epochs", "1", "--train-images", "300", "--validation-images", "100", "--batch-size", "150"];
+    let text = |more: &[&str]| {
+        let output = train(&arguments).args(more).assert().success().get_output().stdout.clone();
+        String::from_utf8(output).unwrap()
+    };
+    let seeds = text(&["--seeds", "2"]);
+    assert!(seeds.contains("; 1 epoch of 2 steps with 150 images"), "{seeds}");
+    assert!(seeds.contains("\nValidation loss (accuracy) after each epoch, mean of 2 seeds\n"), "{seeds}");
+    assert!(!seeds.contains("Comparison") && !seeds.contains("SGD"), "{seeds}");
+    let compared = text(&["--compare"]);
+    assert!(compared.contains("\nComparison: validation loss (accuracy) after each epoch\n"), "{compared}");
+}
+
+#[test]
 fn a_plot_that_cannot_be_written_is_refused_before_the_training() {
     let folder = tempfile::tempdir().unwrap();
     let plot = |name: &str| folder.path().join(name).to_str().unwrap().to_string();

@@ -19,7 +19,7 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 5..=400;
 /// the caches.
 const REPEATS: usize = 3;
 /// Where steps begin to use several threads; below, a loop on one thread is what to compare with.
-const PARALLEL: usize = 131_072;
+pub const PARALLEL: usize = 131_072;
 
 /// How steps are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

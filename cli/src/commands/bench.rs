@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::bench_cpu;
 use crate::bench::{Case, Element, Measured, device};
 use crate::error::CliError;
-use crate::numbers::whole;
+use crate::numbers::{count, whole};
 use crate::progress::Progress;
 use crate::terminal::print;
 
@@ -89,7 +89,7 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let fewest = parameters.unwrap_or(bench_cpu::SIZES[0]);
     if tensors > fewest {
         return Err(CliError::Usage(format!(
-            "--tensors {tensors} is more than the {fewest} parameters; give at most as many"
+            "--tensors {tensors} is more than there are parameters ({fewest}); give at most as many"
         )));
     }
     if on_device && args.table {
@@ -155,7 +155,10 @@ impl Report {
         let bytes = |bytes: usize| format!("{bytes} a parameter");
         let mut rows = vec![
             ("device", self.device.clone()),
-            ("tensors", format!("{} with {} parameters, {}", self.tensors, self.parameters, self.dtype)),
+            (
+                "tensors",
+                format!("{} with {}, {}", self.tensors, count(self.parameters, "parameter"), self.dtype),
+            ),
             ("fitted step", rate(self.fitted_step_us, self.fitted_gb_per_second)),
             ("fitted bytes", bytes(self.fitted_bytes_per_parameter)),
             ("adaptive step", rate(self.adaptive_step_us, self.adaptive_gb_per_second)),

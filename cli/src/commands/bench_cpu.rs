@@ -5,9 +5,10 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::bench::Format;
-use crate::bench::cpu::{Kind, Overhead, Rule, measure, overhead};
+use crate::bench::cpu::{Kind, Overhead, PARALLEL, Rule, measure, overhead};
 use crate::bench::{Case, Element};
 use crate::error::CliError;
+use crate::numbers::count;
 use crate::progress::Progress;
 
 /// Parameters where none are asked for: what lies in the second-level cache, in the third, and in neither.
@@ -48,7 +49,7 @@ struct Step {
 
 impl Report {
     /// Measures all kinds of steps of one format, or of all, over so many parameters, or several numbers of
-    /// them; on one thread, and on as many as steps use.
+    /// them; on one thread, and where steps use several on as many.
     pub fn new(
         format: Option<Format>,
         parameters: Option<usize>,
@@ -87,9 +88,11 @@ impl Report {
     /// For people.
     pub fn to_text(&self) -> String {
         let mut text = format!(
-            "{}; parameters in {} tensors. Plain loops move the bytes of a step in as many passes; the ratio \
-             is the median over neighbouring measurements, behind it the quartiles.\n\n",
-            self.device, self.tensors
+            "{}; parameters in {}. Plain loops move the bytes of a step in as many passes; the ratio is the \
+             median over neighbouring measurements, behind it the quartiles. Steps over fewer than {PARALLEL} \
+             parameters take one thread.\n\n",
+            self.device,
+            count(self.tensors, "tensor")
         );
         text += &format!(
             "{:<5} {:<29} {:>10} {:>7} {:>11} {:>7} {:>11} {:>6}\n",
@@ -127,8 +130,7 @@ impl Report {
         columns.sort_by_key(|&(parameters, threads)| (threads, parameters));
         columns.dedup();
         let head = columns.iter().map(|(parameters, threads)| {
-            let threads = if *threads == 1 { "1 thread".into() } else { format!("{threads} threads") };
-            format!(" {:e}, {threads} |", *parameters as f64)
+            format!(" {:e}, {} |", *parameters as f64, count(*threads, "thread"))
         });
         let mut text =
             format!("| step |{}\n|---|{}\n", head.collect::<String>(), "---|".repeat(columns.len()));
@@ -180,9 +182,11 @@ fn steps_of<E: Element>(
     bar: &ProgressBar,
 ) -> Result<Vec<Step>, CliError> {
     let mut steps = Vec::new();
-    bar.inc_length((sizes.len() * Kind::all(E::DTYPE).len() * threads.len()) as u64);
     for &parameters in sizes {
         let case = Case::new(parameters, tensors)?;
+        // Others would take the same steps on one.
+        let threads = if parameters < PARALLEL { &threads[..1] } else { threads };
+        bar.inc_length((Kind::all(E::DTYPE).len() * threads.len()) as u64);
         for kind in Kind::all(E::DTYPE) {
             for &threads in threads {
                 bar.set_message(format!("{}, {}, {parameters} parameters", E::DTYPE, kind.name()));

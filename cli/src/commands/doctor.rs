@@ -5,6 +5,7 @@ use rfdescent::device::{Choice, Target};
 use serde_json::json;
 
 use crate::error::CliError;
+use crate::numbers::count;
 use crate::terminal::print;
 
 /// Show what this machine has for steps: processor, CUDA driver, devices, and which of them is chosen.
@@ -23,9 +24,9 @@ pub fn run(args: &DoctorArgs) -> Result<(), CliError> {
 
 fn to_text(report: &Report, choice: &Choice) -> String {
     format!(
-        "rfdescent {}\nCPU: {} threads, {}\n{report}choice: {choice}\n",
+        "rfdescent {}\nCPU: {}, {}\n{report}choice: {choice}\n",
         env!("CARGO_PKG_VERSION"),
-        rfdescent::threads(),
+        count(rfdescent::threads(), "thread"),
         rfdescent::instructions()
     )
 }

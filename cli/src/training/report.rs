@@ -210,14 +210,16 @@ impl Printer {
         ));
     }
 
-    /// All methods side by side.
+    /// The means over seeds, and all methods side by side where there are several.
     pub fn comparison(&self, summaries: &[Summary], seeds: &[SeedReport]) {
         let Some(first) = summaries.first() else { return };
         let epochs = first.validation_loss.len();
         let seeds: Vec<&SeedReport> = seeds.iter().filter(|seed| seed.complete).collect();
         let fits: Vec<&FittedModel> = seeds.iter().filter_map(|seed| seed.fit.as_ref()).collect();
         let over = if seeds.len() > 1 { format!(", mean of {} seeds", seeds.len()) } else { String::new() };
-        self.line(format!("\nComparison: validation loss (accuracy) after each epoch{over}"));
+        let compares = summaries.len() > 1;
+        let title = if compares { "Comparison: validation" } else { "Validation" };
+        self.line(format!("\n{title} loss (accuracy) after each epoch{over}"));
         let mut header = format!("{:<8} {:>13}", "method", "learning rate");
         (1..=epochs).for_each(|epoch| header += &format!(" {:>18}", format!("epoch {epoch}")));
         self.line(header);
@@ -239,6 +241,9 @@ impl Printer {
                     first.validation_loss.last().copied().unwrap_or_default()
                 ));
             }
+        }
+        if !compares {
+            return;
         }
         let untuned = if fits.is_empty() {
             "Nothing was tuned for the adaptive method, nor fitted.".into()

@@ -9,6 +9,7 @@ use super::report::REPORT;
 use crate::data::Dataset;
 use crate::error::CliError;
 use crate::network::Network;
+use crate::numbers::count;
 use crate::output::OutputFolder;
 use crate::plot::training::Curves;
 use crate::progress::Progress;
@@ -32,17 +33,17 @@ impl Command<'_> {
         let (data, args) = (self.data, self.args);
         let dims = Network::new(args.model, DTYPE, args.seed)?.dims();
         self.printer.line(format!(
-            "Data: {}, {} training and {} validation images",
+            "Data: {}, {} training and {}",
             data.source,
             data.train.len(),
-            data.validation.len()
+            count(data.validation.len(), "validation image")
         ));
         self.printer.line(format!(
-            "Network: {}, {} parameters; {} epochs of {} steps with {} images ({} left out each epoch)",
+            "Network: {}, {} parameters; {} of {} with {} images ({} left out each epoch)",
             args.model,
             dims,
-            args.epochs,
-            data.train.len() / args.batch_size,
+            count(args.epochs, "epoch"),
+            count(data.train.len() / args.batch_size, "step"),
             args.batch_size,
             data.train.len() % args.batch_size
         ));

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::command::Command;
 use crate::error::{CliError, both};
 use crate::network::NetworkKind;
+use crate::numbers::count;
 use crate::plot::{self, training::Curves};
 use crate::terminal::print;
 use crate::training::fit::Anisotropy;
@@ -119,10 +120,6 @@ impl Command<'_> {
     /// Of the plot.
     fn title(&self) -> String {
         let args = self.args;
-        let several = |count: usize, what: &str| match count {
-            1 => format!("1 {what}"),
-            count => format!("{count} {what}s"),
-        };
         let seeds = match args.seeds {
             1 => String::new(),
             seeds => format!(", {seeds} seeds"),
@@ -131,8 +128,8 @@ impl Command<'_> {
             "{} on {}: {}, {} a step{seeds}",
             args.model,
             self.data.source,
-            several(args.epochs, "epoch"),
-            several(args.batch_size, "image")
+            count(args.epochs, "epoch"),
+            count(args.batch_size, "image")
         )
     }
 }
