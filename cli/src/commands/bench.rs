@@ -89,7 +89,8 @@ pub fn run(args: &BenchArgs) -> Result<(), CliError> {
     let fewest = parameters.unwrap_or(bench_cpu::SIZES[0]);
     if tensors > fewest {
         return Err(CliError::Usage(format!(
-            "--tensors {tensors} is more than there are parameters ({fewest}); give at most as many"
+            "--tensors {tensors} is more than the {}; give at most as many",
+            count(fewest, "parameter")
         )));
     }
     if on_device && args.table {
