@@ -95,7 +95,7 @@ impl<T: Compute, G: Load<T>> Work for Pair<'_, T, G> {
     #[inline(always)]
     fn run<I: Instructions>(self, instructions: I) {
         let len = self.sums.len();
-        let (mut sums, grad) = (Blocks::new(self.sums), BlocksRef::new(self.grad));
+        let (mut sums, mut grad) = (Blocks::new(self.sums), BlocksRef::new(self.grad));
         for last in rounds(len) {
             for (sum, g) in sums.round(last).iter_mut().zip(grad.round(last)) {
                 let g = G::load(instructions, *g);

@@ -113,7 +113,8 @@ pub(super) trait Stochastic: Parameter<State = f32> {
     fn round<I: Instructions>(instructions: I, x: [f32; LANES], random: [u16; LANES]) -> [Self; LANES];
 }
 
-/// A list cut into arrays, the last one of which is filled up with zeros.
+/// A list cut into arrays, the last one of which is filled up with zeros. That one is read when its turn
+/// comes: before, it would be far ahead of what the processor fetches.
 pub(super) struct Blocks<'a, T> {
     full: &'a mut [[T; LANES]],
     rest: &'a mut [T],
@@ -124,17 +125,20 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
     #[inline(always)]
     pub(super) fn new(list: &'a mut [T]) -> Self {
         let (full, rest) = list.as_chunks_mut();
-        let last = [filled_up(rest)];
-        Self { full, rest, last }
+        Self { full, rest, last: [[T::default(); LANES]] }
     }
 
     /// The full arrays, then the last one.
     #[inline(always)]
     pub(super) fn round(&mut self, last: bool) -> &mut [[T; LANES]] {
-        if last { &mut self.last } else { self.full }
+        if !last {
+            return self.full;
+        }
+        self.last = [filled_up(self.rest)];
+        &mut self.last
     }
 
-    /// Takes back what belongs to the list.
+    /// Takes back what belongs to the list, after the last round.
     #[inline(always)]
     pub(super) fn finish(self) {
         for (to, from) in self.rest.iter_mut().zip(&self.last[0]) {
@@ -146,6 +150,7 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
 /// The same to be read.
 pub(super) struct BlocksRef<'a, T> {
     full: &'a [[T; LANES]],
+    rest: &'a [T],
     last: [[T; LANES]; 1],
 }
 
@@ -153,24 +158,37 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
     #[inline(always)]
     pub(super) fn new(list: &'a [T]) -> Self {
         let (full, rest) = list.as_chunks();
-        Self { full, last: [filled_up(rest)] }
+        Self { full, rest, last: [[T::default(); LANES]] }
     }
 
     #[inline(always)]
-    pub(super) fn round(&self, last: bool) -> &[[T; LANES]] {
-        if last { &self.last } else { self.full }
+    pub(super) fn round(&mut self, last: bool) -> &[[T; LANES]] {
+        if !last {
+            return self.full;
+        }
+        self.last = [filled_up(self.rest)];
+        &self.last
     }
 
     /// The full one that begins with a certain element.
     #[inline(always)]
-    pub(super) fn full(&self, element: usize) -> &[T; LANES] {
-        &self.full[element / LANES]
+    pub(super) fn full(&self, element: usize) -> [T; LANES] {
+        self.full[element / LANES]
     }
 
     /// The one that begins with a certain element; that behind the full ones is the last one.
     #[inline(always)]
-    pub(super) fn at(&self, element: usize) -> &[T; LANES] {
-        self.full.get(element / LANES).unwrap_or(&self.last[0])
+    pub(super) fn at(&self, element: usize) -> [T; LANES] {
+        match self.full.get(element / LANES) {
+            Some(full) => *full,
+            None => filled_up(self.rest),
+        }
+    }
+
+    /// Asks for the one that begins with a certain element, which may lie behind the list.
+    #[inline(always)]
+    pub(super) fn prefetch<I: Instructions>(&self, instructions: I, element: usize) {
+        instructions.prefetch(self.full.as_ptr().cast::<T>().wrapping_add(element));
     }
 }
 
@@ -178,10 +196,18 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
 #[inline(always)]
 pub(super) fn filled_up<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
     let mut block = [T::default(); LANES];
-    // No copy of a length that is not known: most lists have no rest, and a call costs more.
-    for (to, from) in block.iter_mut().zip(rest) {
-        *to = *from;
+    let mut at = 0;
+    // Halves that are there, each of a length that is known: a copy of any other is a call, which costs more.
+    macro_rules! copy {
+        ($($half:literal)*) => {$(
+            if rest.len() & $half != 0 {
+                block[at..at + $half].copy_from_slice(&rest[at..at + $half]);
+                at += $half;
+            }
+        )*};
     }
+    copy!(8 4 2 1);
+    debug_assert_eq!(at, rest.len());
     block
 }
 

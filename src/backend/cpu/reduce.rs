@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::element::{BlocksRef, Compute, Load, Parameter, Read, Store};
 use super::rows::Variances;
 use super::simd::{Instructions, LANES, Work};
-use super::sum::{CHUNK, Leaves, lanes_sum, tensor_sums};
+use super::sum::{CHUNK, Leaves, ahead, lanes_sum, tensor_sums};
 use super::threads::for_each;
 use super::update::{UpdateScalars, Velocity, advanced};
 use super::{SERIAL_BELOW, TASK};
@@ -124,14 +124,15 @@ fn squares<I: Instructions>(instructions: I, grad: GradRef<'_>, rows: Option<Row
             lanes: usize,
             change: impl Fn([T; LANES]) -> [T; LANES] + Copy,
         ) -> f64 {
-            let blocks = BlocksRef::new(g);
+            let (blocks, ahead) = (BlocksRef::new(g), ahead(g.len()));
             let [sum] = lanes_sum::<_, 1, true>(
                 instructions,
                 g.len(),
                 lanes,
                 #[inline(always)]
                 |at, full, [sum]| {
-                    let g = if full { *blocks.full(at) } else { *blocks.at(at) };
+                    blocks.prefetch(instructions, at + ahead);
+                    let g = if full { blocks.full(at) } else { blocks.at(at) };
                     *sum = T::add_squares(instructions, *sum, change(T::read(instructions, g)));
                 },
             );
@@ -398,7 +399,7 @@ where
         // Without rows the chunk is one, all of whose elements weigh 1.
         let variances = self.variances;
         let (len, lanes) = variances.map_or((count, LEAVES), |v| (v.rows.len, v.rows.lanes()));
-        let mut leaves = Leaves::<3>::new();
+        let (ahead, mut leaves) = (ahead(len), Leaves::<3>::new());
         for (row, (p, g)) in p.chunks(len).zip(g.chunks(len)).enumerate() {
             let velocity = velocity.map(|v| BlocksRef::new(&v[row * len..][..p.len()]));
             let scales = variances.filter(|variances| !variances.column_scales.is_empty());
@@ -410,19 +411,24 @@ where
                 lanes,
                 #[inline(always)]
                 |at, _, sums| {
-                    let p: [T; LANES] = P::load(instructions, *p.at(at));
-                    let g: [T; LANES] = T::read(instructions, *g.at(at));
+                    p.prefetch(instructions, at + ahead);
+                    g.prefetch(instructions, at + ahead);
+                    if let Some(v) = &velocity {
+                        v.prefetch(instructions, at + ahead);
+                    }
+                    let p: [T; LANES] = P::load(instructions, p.at(at));
+                    let g: [T; LANES] = T::read(instructions, g.at(at));
                     let d = match &velocity {
                         None => g,
                         Some(v) => {
-                            let v = advanced(instructions, *v.at(at), g, self.scalars);
+                            let v = advanced(instructions, v.at(at), g, self.scalars);
                             P::State::load(instructions, v)
                         }
                     };
                     let (p, d) = (T::to_f64(instructions, p), T::to_f64(instructions, d));
                     let u = match &scales {
                         None => [1.0; LANES],
-                        Some(scales) => instructions.widen_f32(*scales.at(at)),
+                        Some(scales) => instructions.widen_f32(scales.at(at)),
                     };
                     let product = |x, y| instructions.mul_f64(x, y);
                     let terms =

@@ -3,7 +3,7 @@
 use super::element::{BlocksRef, Compute, Read, State, Store, filled_up};
 use super::reduce::{ChunkWork, Layout, SquaredNorms, Sums, is_large};
 use super::simd::{Instructions, LANES, Work};
-use super::sum::{Leaves, lanes_sum};
+use super::sum::{Leaves, ahead, lanes_sum};
 use super::threads::for_each;
 use super::update::{UpdateScalars, Velocity, advanced};
 use crate::rows::{Rows, Sample};
@@ -354,17 +354,22 @@ impl<I: Instructions> RowChunk<'_, I> {
         // At rest all are the last block, which then is one of zeros.
         let velocity = BlocksRef::new(velocity.unwrap_or_default());
         let (len, g) = (g.len(), BlocksRef::new(g));
+        let ahead = ahead(len);
         lanes_sum::<_, 2, false>(
             instructions,
             len,
             lanes,
             #[inline(always)]
             |at, _, [squares, weighted]| {
-                let g = T::read(instructions, *g.at(at));
+                g.prefetch(instructions, at + ahead);
+                if moves {
+                    velocity.prefetch(instructions, at + ahead);
+                }
+                let g = T::read(instructions, g.at(at));
                 *squares = T::add_squares(instructions, *squares, g);
-                let u = if has_columns { Some(instructions.widen_f32(*scales.at(at))) } else { None };
+                let u = if has_columns { Some(instructions.widen_f32(scales.at(at))) } else { None };
                 *weighted = if moves {
-                    let v = advanced(instructions, *velocity.at(at), g, &self.scalars);
+                    let v = advanced(instructions, velocity.at(at), g, &self.scalars);
                     add_weighted(instructions, *weighted, v, u)
                 } else {
                     add_weighted(instructions, *weighted, g, u)

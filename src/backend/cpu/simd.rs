@@ -39,6 +39,10 @@ pub(super) trait Instructions: Copy {
         mul_f64: f64, *;
     }
 
+    /// Says that what lies there is going to be read; any address will do.
+    #[inline(always)]
+    fn prefetch<T>(self, _: *const T) {}
+
     /// `sum` and the squares of `x`.
     #[inline(always)]
     fn add_squares(self, sum: [f64; LANES], x: [f64; LANES]) -> [f64; LANES] {
@@ -260,6 +264,12 @@ mod x86 {
             add_f64: f64, __m256d, 4, _mm256_add_pd, 0 1 2 3;
             sub_f64: f64, __m256d, 4, _mm256_sub_pd, 0 1 2 3;
             mul_f64: f64, __m256d, 4, _mm256_mul_pd, 0 1 2 3;
+        }
+
+        #[inline(always)]
+        fn prefetch<T>(self, address: *const T) {
+            // SAFETY: all x86-64 have it, and it never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
         }
 
         #[inline(always)]

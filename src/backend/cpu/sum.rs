@@ -93,6 +93,16 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
     sums
 }
 
+/// So many elements behind those of a row that are summed lies what has to be asked for by now: the same
+/// place of a later row. Of the lines of a row the processor itself finds nothing in time.
+#[inline(always)]
+pub(super) fn ahead(row: usize) -> usize {
+    AHEAD.next_multiple_of(row.max(1))
+}
+
+/// At least so many: the time that memory takes. With half as many a step over 10⁷ f32 takes as long.
+const AHEAD: usize = 2048;
+
 /// The terms of one lane or of two.
 fn narrow_sum(terms: &[f64], width: usize) -> f64 {
     let column = |c: usize| ((terms[c] + terms[c + width]) + terms[c + 2 * width]) + terms[c + 3 * width];
@@ -257,7 +267,7 @@ mod tests {
         fn run<I: Instructions>(self, instructions: I) -> [f64; 2] {
             let blocks = BlocksRef::new(self.terms);
             lanes_sum::<_, 2, true>(instructions, self.terms.len(), self.lanes, |at, _, [twice, once]| {
-                let terms = *blocks.at(at);
+                let terms = blocks.at(at);
                 *twice = instructions.add_f64(*twice, terms.map(|x| 2.0 * x));
                 *once = instructions.add_f64(*once, terms);
             })

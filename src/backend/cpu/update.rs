@@ -222,7 +222,7 @@ impl<I: Instructions> Change<'_, I> {
             let mut exact = [[0.0_f32; LANES]; DRAWN / LANES];
             let blocks = BlocksRef::new(part);
             for (k, exact) in exact.iter_mut().take(count.div_ceil(LANES)).enumerate() {
-                *exact = P::load(self.instructions, *blocks.at(k * LANES));
+                *exact = P::load(self.instructions, blocks.at(k * LANES));
             }
             let variances = self.variances.map(|variances| Variances {
                 averages: &variances.averages[start / row..],
@@ -285,9 +285,9 @@ impl<I: Instructions> Change<'_, I> {
         let coefficient = [if velocity.is_some() { coefficient } else { -coefficient }; LANES];
         let len = x.len();
         let (has_copy, has_columns) = (!copy.is_empty(), !column_scales.is_empty());
-        let (mut x, mut copy, g) = (Blocks::new(x), Blocks::new(copy), BlocksRef::new(g));
+        let (mut x, mut copy, mut g) = (Blocks::new(x), Blocks::new(copy), BlocksRef::new(g));
         let mut velocity = velocity.map(Blocks::new);
-        let columns = BlocksRef::new(if has_columns { &column_scales[..len] } else { &[] });
+        let mut columns = BlocksRef::new(if has_columns { &column_scales[..len] } else { &[] });
         for last in rounds(len) {
             let (x, g) = (x.round(last), g.round(last));
             let count = x.len().min(g.len());
