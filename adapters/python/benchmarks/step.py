@@ -1,6 +1,6 @@
 """The time of a step beside fused SGD and AdamW with clipping, fused Adam, and pyrfd where it is installed.
 
-    python adapters/python/benchmarks/step.py [--device cpu] [--seconds 1]
+    python adapters/python/benchmarks/step.py [--device cpu] [--seconds 1] [--large]
 
 Every optimizer steps the same gradients, in turn, so that what else the machine does meets all alike. The
 parameters of this package's after the timed steps are compared with float64: RFD's with its formula,
@@ -29,7 +29,7 @@ LOSS = 2.5
 ROUNDING = 2 * 2.0**-24
 
 
-def networks() -> dict[str, list[tuple[int, ...]]]:
+def networks(large: bool) -> dict[str, list[tuple[int, ...]]]:
     """Shapes of the parameters of networks as they are in use."""
     mlp = [(512, 784), (512,), (256, 512), (256,), (10, 256), (10,)]
     # As of ResNet-50: 53 convolutions with batch normalisation and a linear layer.
@@ -45,7 +45,15 @@ def networks() -> dict[str, list[tuple[int, ...]]]:
             width_in = 4 * width
     resnet += [(1000, 2048), (1000,)]
     small = [(16, 16)] * 400
-    return {"MLP, 6 tensors": mlp, "ResNet-50, 161 tensors": resnet, "400 tensors of 256": small}
+    lists = {"MLP, 6 tensors": mlp, "ResNet-50, 161 tensors": resnet, "400 tensors of 256": small}
+    if large:
+        width = 768
+        gpt2 = [(50257, width), (1024, width)]
+        for _ in range(12):
+            gpt2 += [(width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,)]
+            gpt2 += [(width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+        lists["GPT-2, 148 tensors"] = [*gpt2, (width,), (width,)]
+    return lists
 
 
 def clipped(
@@ -154,6 +162,9 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--seconds", default=1.0, type=float, help="for each entry of the table")
+    parser.add_argument(
+        "--large", action="store_true", help="also GPT-2's 124 million parameters; takes 16 GB of memory"
+    )
     arguments = parser.parse_args()
     contestants = {
         "SGD, clipped": clipped,
@@ -167,7 +178,7 @@ def main() -> None:
         contestants["pyrfd"] = published
     print(f"median time of a step in µs on {arguments.device}, {torch.get_num_threads()} threads of PyTorch")
     print(f"{'':24}" + "".join(f"{name:>16}" for name in contestants))
-    for name, shapes in networks().items():
+    for name, shapes in networks(arguments.large).items():
         generator = torch.Generator().manual_seed(0)
         start = [torch.randn(shape, generator=generator).to(arguments.device) for shape in shapes]
         grads = [torch.randn(shape, generator=generator).to(arguments.device) * 1e-3 for shape in shapes]
