@@ -29,8 +29,8 @@ use crate::training::rfd::MethodKind;
 /// itself, or with the adaptive method, which needs none
 ///
 /// Of each epoch it prints the mean training loss over the steps, loss and accuracy on the validation images
-/// after it, the medians over the steps of step size, learning rate and trust, and how many steps were
-/// skipped. Trust is the adaptive method's: how far it relies on its model, from 0.001 to 4.
+/// after it, the medians over the steps of step size, learning rate and trust, and how many were skipped.
+/// Trust is the adaptive method's: how far it relies on its model, from 0.001 to 4.
 #[derive(Args, Debug)]
 pub struct TrainArgs {
     /// Folder with the four IDX files of MNIST or Fashion-MNIST, gzipped or not, in it or where torchvision
