@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
     const int trace = argc == 2 && !strcmp(argv[1], "--trace");
     if (argc != 1 + trace) {
         fprintf(stderr, "usage: %s [--trace]\n", argv[0]);
-        return 1;
+        return 2;
     }
     int failed = data_make(&training, 6000, 64, 1) || data_make(&validation, 1000, 64, 2);
     if (!failed) {

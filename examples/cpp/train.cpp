@@ -121,7 +121,7 @@ int main(int argc, char **argv) {
     const bool trace = argc == 2 && std::strcmp(argv[1], "--trace") == 0;
     if (argc != 1 + trace) {
         std::fprintf(stderr, "usage: %s [--trace]\n", argv[0]);
-        return 1;
+        return 2;
     }
     try {
         rfd::check_abi();

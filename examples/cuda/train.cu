@@ -446,7 +446,7 @@ int main(int argc, char **argv) {
             epochs = std::atoi(value);
         } else {
             std::fprintf(stderr, "usage: %s [--data FOLDER] [--epochs N]\n", argv[0]);
-            return 1;
+            return 2;
         }
     }
     try {
