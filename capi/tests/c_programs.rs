@@ -142,6 +142,15 @@ fn hexadecimal_floats_are_read_exactly() {
     assert_eq!(hex_float("inf"), f64::INFINITY);
 }
 
+/// What an example does with an argument that it does not know.
+fn refuses(example: &Path) {
+    for arguments in [&["--epoch", "1"][..], &["--tracing"], &["--trace", "more"]] {
+        let output = Command::new(example).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.starts_with("usage: "), "{arguments:?}: {text}");
+    }
+}
+
 #[test]
 fn examples_take_the_steps_of_the_rust_interface() {
     let stage = stage();
@@ -150,6 +159,7 @@ fn examples_take_the_steps_of_the_rust_interface() {
     else {
         return;
     };
+    refuses(&program);
     let file = stage.path().join("model.json");
     let output = run(Command::new(&program).args(["--trace", "--model"]).arg(&file));
     let model = Model::load(&file).unwrap();
@@ -176,13 +186,15 @@ fn examples_take_the_steps_of_the_rust_interface() {
     assert_eq!(traced(&adaptive).len(), steps.len());
     for (name, source) in [("flat", "examples/c/flat.c"), ("per_tensor", "examples/c/per_tensor.c")] {
         let program = build(stage.path(), name, &[&network[..], &[source]].concat()).unwrap();
-        let output = run(Command::new(program).arg("--trace"));
+        let output = run(Command::new(&program).arg("--trace"));
         assert!(traced(&output) == traced(&adaptive), "{name} and train --adaptive differ");
+        refuses(&program);
     }
 
     let sources = [&network[..], &["examples/cpp/train.cpp"]].concat();
     let Some(program) = build(stage.path(), "train-cpp", &sources) else { return };
-    let output = run(Command::new(program).arg("--trace"));
+    let output = run(Command::new(&program).arg("--trace"));
+    refuses(&program);
     let same: Vec<&str> = output.lines().filter(|line| line.starts_with("step ")).collect();
     assert!(same == steps, "the examples in C and C++ differ");
 }
@@ -191,6 +203,7 @@ fn examples_take_the_steps_of_the_rust_interface() {
 fn the_gpt_learns_and_its_gradients_are_right() {
     let stage = stage();
     let Some(program) = build(stage.path(), "gpt", &["examples/c/gpt.c"]) else { return };
+    refuses(&program);
     let checked = run(Command::new(&program).arg("--check"));
     assert!(checked.ends_with("gradients are right\n"), "{checked}");
     let gpt = |args: &[&str]| {

@@ -707,7 +707,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (parse(&arguments, argc, argv)) {
-        return 1;
+        return 2;
     }
     if (arguments.check) {
         return check_gradients() ? 1 : 0;

@@ -158,6 +158,11 @@ int main(int argc, char **argv) {
     data_t training = {0}, validation = {0};
     network_t network = {0};
     size_t *examples = NULL;
+    const int trace = argc == 2 && !strcmp(argv[1], "--trace");
+    if (argc != 1 + trace) {
+        fprintf(stderr, "usage: %s [--trace]\n", argv[0]);
+        return 2;
+    }
     int failed = data_make(&training, 6000, 64, 1) || data_make(&validation, 1000, 64, 2);
     if (!failed) {
         const size_t widths[] = {training.features, 128, training.classes};
@@ -168,7 +173,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < training.count; i++) {
             examples[i] = i;
         }
-        failed = train(&network, &training, &validation, examples, argc > 1 && !strcmp(argv[1], "--trace"));
+        failed = train(&network, &training, &validation, examples, trace);
     }
     network_destroy(&network);
     data_free(&training);

@@ -217,8 +217,10 @@ int main(int argc, char **argv) {
         fprintf(stderr, "compiled for ABI %d of rfdescent, but the library has %u\n", RFD_ABI_VERSION, rfd_abi_version());
         return 1;
     }
-    int failed = parse(&arguments, argc, argv) || prepare(&trainer, &arguments) ||
-                 make_model(&trainer, &arguments, &model) ||
+    if (parse(&arguments, argc, argv)) {
+        return 2;
+    }
+    int failed = prepare(&trainer, &arguments) || make_model(&trainer, &arguments, &model) ||
                  make_optimizer(&trainer.network, model, &optimizer) || train(&trainer, &arguments, optimizer);
     rfd_optimizer_destroy(optimizer);
     rfd_model_destroy(model);

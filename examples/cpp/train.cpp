@@ -118,9 +118,14 @@ void train(bool trace) {
 } // namespace
 
 int main(int argc, char **argv) {
+    const bool trace = argc == 2 && std::strcmp(argv[1], "--trace") == 0;
+    if (argc != 1 + trace) {
+        std::fprintf(stderr, "usage: %s [--trace]\n", argv[0]);
+        return 2;
+    }
     try {
         rfd::check_abi();
-        train(argc > 1 && std::strcmp(argv[1], "--trace") == 0);
+        train(trace);
         return 0;
     } catch (const std::exception &failure) {
         std::fprintf(stderr, "%s\n", failure.what());

@@ -438,11 +438,15 @@ void train(const char *folder, int epochs) {
 int main(int argc, char **argv) {
     const char *folder = nullptr;
     int epochs = 3;
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (!std::strcmp(argv[i], "--data")) {
-            folder = argv[i + 1];
-        } else if (!std::strcmp(argv[i], "--epochs")) {
-            epochs = std::atoi(argv[i + 1]);
+    for (int i = 1; i < argc; i += 2) {
+        const char *value = i + 1 < argc ? argv[i + 1] : nullptr;
+        if (value && !std::strcmp(argv[i], "--data")) {
+            folder = value;
+        } else if (value && !std::strcmp(argv[i], "--epochs")) {
+            epochs = std::atoi(value);
+        } else {
+            std::fprintf(stderr, "usage: %s [--data FOLDER] [--epochs N]\n", argv[0]);
+            return 2;
         }
     }
     try {
