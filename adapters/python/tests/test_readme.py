@@ -12,26 +12,24 @@ import rfdescent
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def test_the_first_example(tmp_path, monkeypatch):
+def block(beginning):
+    """A block of code by how it begins."""
+    return re.search(rf"```python\n({re.escape(beginning)}.*?)```", README.read_text(), re.DOTALL)[1]
+
+
+def test_the_example_with_a_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[1]
     names = {}
-    exec(code, names)
+    exec(block("import torch\nfrom rfdescent import RFD"), names)
     assert names["optimizer"].report.applied_steps == 4
     assert Path("samples.csv").is_file()
     assert names["covariance"].from_file("model.json").step_size(2.0, 1.0) > 0
 
 
 def test_the_example_without_a_fit():
-    code = re.search(r"```python\n([^`]*AdaptiveRFD.*?)```", README.read_text(), re.DOTALL)[1]
     names = {}
-    exec(code, names)
+    exec(block("import torch\nfrom rfdescent import AdaptiveRFD"), names)
     assert names["optimizer"].report.applied_steps == 20
-
-
-def block(beginning):
-    """A block of code by how it begins."""
-    return re.search(rf"```python\n({re.escape(beginning)}.*?)```", README.read_text(), re.DOTALL)[1]
 
 
 @pytest.mark.filterwarnings("ignore")
