@@ -38,7 +38,10 @@ pub(crate) fn fold(terms: impl IntoIterator<Item = f64>) -> f64 {
     let Some(next) = terms.next() else { return halve(&mut first[..usize::next_power_of_two(count)]) };
     let mut leaves = [0.0; LEAVES];
     leaves[..GROUP].copy_from_slice(&first);
-    for (term, place) in std::iter::once(next).chain(terms).zip((GROUP..LEAVES).chain((0..LEAVES).cycle())) {
+    leaves[GROUP] += next;
+    let mut place = GROUP;
+    for term in terms {
+        place = (place + 1) % LEAVES;
         leaves[place] += term;
     }
     tree(&mut leaves)
@@ -59,17 +62,22 @@ pub(crate) fn tree(leaves: &mut [f64]) -> f64 {
     halve(&mut groups[..count])
 }
 
-/// Adds the upper half to the lower half until one term is left; the length is a power of two.
+/// Adds the upper half to the lower half until one term is left; the length is a power of two, of a group at
+/// most.
 #[inline(always)]
 fn halve(terms: &mut [f64]) -> f64 {
-    let mut stride = terms.len() / 2;
-    while stride > 0 {
-        let (lower, upper) = terms.split_at_mut(stride);
-        for (a, b) in lower.iter_mut().zip(upper) {
-            *a += *b;
-        }
-        stride /= 2;
+    debug_assert!(terms.len().is_power_of_two() && terms.len() <= GROUP);
+    // Halves of lengths that are known need no loops.
+    macro_rules! halve {
+        ($($half:literal)*) => {$(
+            if let Some(terms) = terms.first_chunk_mut::<{ 2 * $half }>() {
+                for i in 0..$half {
+                    terms[i] += terms[i + $half];
+                }
+            }
+        )*};
     }
+    halve!(16 8 4 2 1);
     terms[0]
 }
 

@@ -69,7 +69,8 @@ impl Rows {
 
     /// How many rows so many elements have.
     pub fn count(self, elements: usize) -> usize {
-        elements.div_ceil(self.len)
+        // Most vectors are one: no division.
+        if elements <= self.len { usize::from(elements > 0) } else { elements.div_ceil(self.len) }
     }
 
     /// Lanes that sum a row: a power of two, few enough that each holds as much as it can.
@@ -77,9 +78,15 @@ impl Rows {
         self.len.div_ceil(OF_A_LANE).next_power_of_two()
     }
 
+    /// Rows of a chunk.
+    pub fn of_chunk(self) -> usize {
+        // As LANES / lanes.
+        LANES >> self.lanes().trailing_zeros()
+    }
+
     /// Elements of a chunk.
     pub fn chunk(self) -> usize {
-        LANES / self.lanes() * self.len
+        self.of_chunk() * self.len
     }
 
     /// The chunks that tell of the columns of a tensor of so many chunks in the step after so many: all, or

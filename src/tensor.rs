@@ -194,6 +194,7 @@ impl<'a> GradRef<'a> {
     }
 
     /// Elements `start..start + count`; a missing gradient stays missing.
+    #[inline]
     pub(crate) fn slice(self, start: usize, count: usize) -> GradRef<'a> {
         let range = start..start + count;
         each_grad!(self, g => (&g[range]).into(), missing => GradRef::Missing)

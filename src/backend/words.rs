@@ -60,6 +60,21 @@ pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast(), size_of_val(list)) }
 }
 
+/// As many structs as a list of numbers holds.
+pub(crate) fn structs_of<T: Plain>(numbers: &[f64]) -> &[T] {
+    let count = numbers.len() / (size_of::<T>() / 8).max(1);
+    // SAFETY: a `Plain` is aligned like an f64 and consists of whole words of its size, all of whose patterns
+    // of bits are values; the list holds so many of them.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), count) }
+}
+
+/// The same, to be written.
+pub(crate) fn structs_of_mut<T: Plain>(numbers: &mut [f64]) -> &mut [T] {
+    let count = numbers.len() / (size_of::<T>() / 8).max(1);
+    // SAFETY: as above; whatever is written to a `Plain` are f64 too.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), count) }
+}
+
 /// Numbers, or structs of such, whose every pattern of bits is a value.
 trait Number {}
 impl Number for f64 {}
@@ -112,6 +127,10 @@ mod tests {
         bytes_of_mut(&mut copy)[32..].copy_from_slice(group.bytes());
         assert_eq!(copy, [RfdGroup::default(), group]);
         assert_eq!(bytes_of(&copy).len(), 64);
+        let mut numbers = [1.5, -0.0, 0.9, 1e-3, 2.0];
+        assert_eq!(structs_of::<RfdGroup>(&numbers), [group]);
+        structs_of_mut::<RfdGroup>(&mut numbers)[0].multiplier = 7.0;
+        assert_eq!(numbers, [1.5, 7.0, 0.9, 1e-3, 2.0]);
         let status = RfdStatus::from_words(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert_eq!((status.sequence, status.loss.to_bits(), status.outcome), (1, 4, 12));
         let mut read = RfdStatus::default();

@@ -7,6 +7,15 @@ use super::part::Part;
 use super::{Group, Method, Options, TensorSpec};
 use crate::covariance::Model;
 use crate::error::{Error, Result};
+use crate::tensor::DType;
+
+/// What each step asks of a tensor: close together in memory, where descriptions are not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brief {
+    pub dtype: DType,
+    pub group: usize,
+    pub counts_in_norm: bool,
+}
 
 /// What an optimizer was made of and works with; every optimizer derefs to it.
 #[derive(Clone, Debug)]
@@ -14,6 +23,8 @@ pub struct Core {
     method: Method,
     options: Options,
     specs: Vec<TensorSpec>,
+    /// By tensor.
+    briefs: Vec<Brief>,
     lens: Vec<usize>,
     /// Of all tensors.
     elements: usize,
@@ -36,8 +47,14 @@ impl Core {
         let parts = specs.iter().zip(&lens).map(part).collect::<Result<_>>()?;
         // No more than a part of the lists can lie in memory at a time.
         let elements = lens.iter().fold(0_usize, |sum, &len| sum.saturating_add(len));
+        let briefs = specs.iter().map(|&TensorSpec { dtype, group, counts_in_norm, .. }| Brief {
+            dtype,
+            group,
+            counts_in_norm,
+        });
+        let briefs = briefs.collect();
         let first_part = specs.iter().position(|spec| has_rows && spec.whole.is_some());
-        Ok(Self { method, options, specs, lens, elements, parts, first_part })
+        Ok(Self { method, options, specs, briefs, lens, elements, parts, first_part })
     }
 
     /// How steps are chosen.
@@ -60,6 +77,11 @@ impl Core {
         &self.specs
     }
 
+    /// The tensors again, in brief.
+    pub(crate) fn briefs(&self) -> &[Brief] {
+        &self.briefs
+    }
+
     /// Number of elements, by tensor.
     pub(crate) fn lens(&self) -> &[usize] {
         &self.lens
@@ -77,12 +99,12 @@ impl Core {
 
     /// The group of a tensor.
     pub(crate) fn group_of(&self, tensor: usize) -> &Group {
-        &self.options.groups[self.specs[tensor].group]
+        &self.options.groups[self.briefs[tensor].group]
     }
 
     /// What the velocity of a tensor is multiplied with in each step; 0 when it has none.
     pub(crate) fn velocity_decay_of(&self, tensor: usize) -> f64 {
-        self.method.descent().velocity_decay(self.specs[tensor].group)
+        self.method.descent().velocity_decay(self.briefs[tensor].group)
     }
 
     /// Replaces options that are checked; on an error all stays as it was.

@@ -127,18 +127,18 @@ impl Decision {
         const LARGEST: f64 = f32::MAX as f64;
         velocity_decay == 0.0
             || self.grad_norm <= LARGEST * (1.0 - velocity_decay)
-                && self.scalars(group, velocity_decay, scale).coefficient <= LARGEST
+                && self.scalars(group, velocity_decay).coefficient * scale <= LARGEST
     }
 
-    /// The update of a tensor of the given group, with a scale of its own; norm lock comes on top with
-    /// [`lock`].
-    pub(super) fn scalars(&self, group: &Group, velocity_decay: f64, scale: f64) -> UpdateScalars {
+    /// The update of the tensors of a group: each has a scale of its own that multiplies the coefficient, and
+    /// norm lock comes on top with [`lock`].
+    pub(super) fn scalars(&self, group: &Group, velocity_decay: f64) -> UpdateScalars {
         let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
         let rate = if velocity_decay > 0.0 { self.learning_rate } else { self.prescaled_rate };
         let shrink = self.learning_rate * self.decay_share * group.multiplier * group.weight_decay;
         UpdateScalars {
             decay: (1.0 - shrink).max(0.0),
-            coefficient: rate * factor * scale,
+            coefficient: rate * factor,
             prescale: self.prescale,
             velocity_decay,
             unscale: self.unscale,

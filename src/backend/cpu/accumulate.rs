@@ -1,9 +1,9 @@
 //! Sums of gradients, element by element.
 
-use super::element::{Blocks, BlocksRef, Compute, Load, rounds};
-use super::simd::{Instructions, Work};
-use super::threads::for_each;
-use super::{SERIAL_BELOW, TASK};
+use super::element::{Blocks, BlocksRef, Compute, Load, end, rounds};
+use super::simd::{Instructions, Processor, Work};
+use super::threads::{Task, for_each};
+use super::{TASK, is_large};
 use crate::tensor::GradRef;
 
 /// Gradients of one tensor, added up in the order in which they come: in f64 as soon as one of them is f64,
@@ -78,9 +78,7 @@ impl GradSum {
 
 /// Adds a gradient to sums, or sets them to it, in parallel.
 fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], add: bool) {
-    let worth_while = sums.len() >= SERIAL_BELOW;
-    let pairs = sums.chunks_mut(TASK).zip(grad.chunks(TASK));
-    for_each(worth_while, pairs.map(|(sums, grad)| Pair { sums, grad, add }));
+    for_each(is_large(sums.len()), std::iter::once(Pair { sums, grad, add }));
 }
 
 struct Pair<'a, T, G> {
@@ -89,13 +87,29 @@ struct Pair<'a, T, G> {
     add: bool,
 }
 
-impl<T: Compute, G: Load<T>> Work for Pair<'_, T, G> {
+impl<T: Compute, G: Load<T>> Task for Pair<'_, T, G> {
+    fn split_off(&mut self) -> Option<Self> {
+        if self.sums.len() <= TASK {
+            return None;
+        }
+        let (sums, grad) = (self.sums.split_off_mut(..TASK)?, self.grad.split_off(..TASK)?);
+        Some(Self { sums, grad, add: self.add })
+    }
+
+    fn run(&mut self, processor: Processor) {
+        processor.run(self);
+    }
+}
+
+impl<T: Compute, G: Load<T>> Work for &mut Pair<'_, T, G> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Instructions>(self, instructions: I) {
         let len = self.sums.len();
-        let (mut sums, mut grad) = (Blocks::new(self.sums), BlocksRef::new(self.grad));
+        let (mut sums_end, mut grad_end) = (end(), end());
+        let mut sums = Blocks::new(&mut *self.sums, &mut sums_end);
+        let mut grad = BlocksRef::new(self.grad, &mut grad_end);
         for last in rounds(len) {
             for (sum, g) in sums.round(last).iter_mut().zip(grad.round(last)) {
                 let g = G::load(instructions, *g);
@@ -108,6 +122,7 @@ impl<T: Compute, G: Load<T>> Work for Pair<'_, T, G> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SERIAL_BELOW;
     use super::*;
     use half::{bf16, f16};
 

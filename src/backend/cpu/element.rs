@@ -1,5 +1,6 @@
 //! Number formats: how arrays of f32, f64, f16 and bf16 become the format that is computed in, and back.
 
+use std::hint::black_box;
 use std::ops::Neg;
 
 use half::slice::HalfFloatSliceExt;
@@ -21,10 +22,14 @@ pub(super) trait Compute: Copy + Send + Sync + Default + Neg<Output = Self> {
     fn add<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
     fn sub<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
     fn mul<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES];
+    /// Times a power of two, but as they are in a format whose squares can't leave the range of f64.
+    fn scaled<I: Instructions>(instructions: I, x: [Self; LANES], scale: f64) -> [Self; LANES];
 }
 
 macro_rules! compute {
-    ($t:ty, $add:ident, $sub:ident, $mul:ident, $widen:expr, $to_f64:expr, $add_squares:ident) => {
+    (
+        $t:ty, $add:ident, $sub:ident, $mul:ident, $widen:expr, $to_f64:expr, $add_squares:ident, $scaled:expr
+    ) => {
         impl Compute for $t {
             #[inline(always)]
             fn from_f64(x: f64) -> Self {
@@ -58,12 +63,16 @@ macro_rules! compute {
             fn mul<I: Instructions>(instructions: I, x: [Self; LANES], y: [Self; LANES]) -> [Self; LANES] {
                 instructions.$mul(x, y)
             }
+            #[inline(always)]
+            fn scaled<I: Instructions>(instructions: I, x: [Self; LANES], scale: f64) -> [Self; LANES] {
+                $scaled(instructions, x, [scale; LANES])
+            }
         }
     };
 }
 
-compute!(f32, add_f32, sub_f32, mul_f32, |_, x| x, I::widen_f32, add_exact_squares);
-compute!(f64, add_f64, sub_f64, mul_f64, I::widen_f32, |_, x| x, add_squares);
+compute!(f32, add_f32, sub_f32, mul_f32, |_, x| x, I::widen_f32, add_exact_squares, |_, x, _| x);
+compute!(f64, add_f64, sub_f64, mul_f64, I::widen_f32, |_, x| x, add_squares, I::mul_f64);
 
 /// A format that can be read as `T`, exactly.
 pub(super) trait Load<T>: Copy + Default + Send + Sync {
@@ -113,19 +122,29 @@ pub(super) trait Stochastic: Parameter<State = f32> {
     fn round<I: Instructions>(instructions: I, x: [f32; LANES], random: [u16; LANES]) -> [Self; LANES];
 }
 
+/// Where the last array of a list is filled up.
+pub(super) type End<T> = [[T; LANES]; 1];
+
+/// One that is going to be written.
+#[inline(always)]
+pub(super) fn end<T: Copy + Default>() -> End<T> {
+    [[T::default(); LANES]]
+}
+
 /// A list cut into arrays, the last one of which is filled up with zeros. That one is read when its turn
 /// comes: before, it would be far ahead of what the processor fetches.
+// The place of that one is given: beside the others' addresses it would keep those in memory.
 pub(super) struct Blocks<'a, T> {
     full: &'a mut [[T; LANES]],
     rest: &'a mut [T],
-    last: [[T; LANES]; 1],
+    last: &'a mut End<T>,
 }
 
 impl<'a, T: Copy + Default> Blocks<'a, T> {
     #[inline(always)]
-    pub(super) fn new(list: &'a mut [T]) -> Self {
+    pub(super) fn new(list: &'a mut [T], last: &'a mut End<T>) -> Self {
         let (full, rest) = list.as_chunks_mut();
-        Self { full, rest, last: [[T::default(); LANES]] }
+        Self { full, rest, last }
     }
 
     /// The full arrays, then the last one.
@@ -134,13 +153,13 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
         if !last {
             return self.full;
         }
-        self.last = [filled_up(self.rest)];
-        &mut self.last
+        *self.last = [filled_up(self.rest)];
+        self.last
     }
 
     /// Takes back what belongs to the list, after the last round.
     #[inline(always)]
-    pub(super) fn finish(self) {
+    pub(super) fn finish(&mut self) {
         for (to, from) in self.rest.iter_mut().zip(&self.last[0]) {
             *to = *from;
         }
@@ -151,14 +170,14 @@ impl<'a, T: Copy + Default> Blocks<'a, T> {
 pub(super) struct BlocksRef<'a, T> {
     full: &'a [[T; LANES]],
     rest: &'a [T],
-    last: [[T; LANES]; 1],
+    last: &'a mut End<T>,
 }
 
 impl<'a, T: Copy + Default> BlocksRef<'a, T> {
     #[inline(always)]
-    pub(super) fn new(list: &'a [T]) -> Self {
+    pub(super) fn new(list: &'a [T], last: &'a mut End<T>) -> Self {
         let (full, rest) = list.as_chunks();
-        Self { full, rest, last: [[T::default(); LANES]] }
+        Self { full, rest, last }
     }
 
     #[inline(always)]
@@ -166,22 +185,26 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
         if !last {
             return self.full;
         }
-        self.last = [filled_up(self.rest)];
-        &self.last
+        *self.last = [filled_up(self.rest)];
+        self.last
     }
 
     /// The full one that begins with a certain element.
     #[inline(always)]
-    pub(super) fn full(&self, element: usize) -> [T; LANES] {
-        self.full[element / LANES]
+    pub(super) fn full(&self, element: usize) -> &[T; LANES] {
+        &self.full[element / LANES]
     }
 
     /// The one that begins with a certain element; that behind the full ones is the last one.
+    // A reference: arrays from two places would meet in a third one, in memory.
     #[inline(always)]
-    pub(super) fn at(&self, element: usize) -> [T; LANES] {
+    pub(super) fn at(&mut self, element: usize) -> &[T; LANES] {
         match self.full.get(element / LANES) {
-            Some(full) => *full,
-            None => filled_up(self.rest),
+            Some(full) => full,
+            None => {
+                *self.last = [filled_up(self.rest)];
+                &self.last[0]
+            }
         }
     }
 
@@ -197,10 +220,13 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
 pub(super) fn filled_up<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
     let mut block = [T::default(); LANES];
     let mut at = 0;
+    // Not before it is needed: the compiler would ask for all halves before a loop that comes to this at its
+    // end.
+    let len = black_box(rest.len());
     // Halves that are there, each of a length that is known: a copy of any other is a call, which costs more.
     macro_rules! copy {
         ($($half:literal)*) => {$(
-            if rest.len() & $half != 0 {
+            if len & $half != 0 {
                 block[at..at + $half].copy_from_slice(&rest[at..at + $half]);
                 at += $half;
             }
@@ -214,7 +240,8 @@ pub(super) fn filled_up<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
 /// Into how many rounds the blocks of so many elements fall: the full ones, and the last one if it is not.
 #[inline(always)]
 pub(super) fn rounds(len: usize) -> impl Iterator<Item = bool> {
-    [false, true].into_iter().take(1 + usize::from(!len.is_multiple_of(LANES)))
+    let (first, end) = (usize::from(len < LANES), 1 + usize::from(!len.is_multiple_of(LANES)));
+    (first..end).map(|round| round == 1)
 }
 
 macro_rules! convert {

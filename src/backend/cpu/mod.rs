@@ -21,7 +21,7 @@ pub(crate) use element::to_f32;
 pub(crate) use float_env::FloatEnvironment;
 pub(crate) use reduce::{LockSums, SquaredNorms, Sums, lock_sums, plain_squares};
 pub(crate) use rounding::StochasticBits;
-pub(crate) use rows::{Averages, ColumnVariance, Moving, Norms, RowVariance, Variances, averaged};
+pub(crate) use rows::{Averages, ColumnVariance, Moving, Norms, RowVariance, Weights, averaged};
 pub(crate) use simd::instructions;
 pub(crate) use threads::{Lease as Threads, count as threads, set_count as set_threads};
 pub(crate) use update::{TensorUpdate, UpdateScalars, Velocity, update};
@@ -32,3 +32,8 @@ const TASK: usize = 16 * sum::CHUNK;
 
 /// Below this many elements in the whole list one thread is faster than waking the others.
 const SERIAL_BELOW: usize = 2 * TASK;
+
+/// Whether there is so much to do that other threads are worth while.
+fn is_large(elements: usize) -> bool {
+    elements >= SERIAL_BELOW
+}

@@ -3,7 +3,7 @@
 //! Philox4x32-10 (Salmon et al., SC 2011) with key = seed and counter = (⌊element / 8⌋ in two words, tensor,
 //! step). One call gives 128 bits: 16 for each of 8 neighbouring elements, the lower half of a word first.
 
-use super::element::{Blocks, Stochastic, rounds};
+use super::element::{Blocks, Stochastic, end, rounds};
 use super::simd::{COUNTERS, Instructions, LANES};
 
 /// Which random bits belong to the elements of one piece of a tensor.
@@ -40,7 +40,8 @@ impl StochasticBits {
         let random = random.as_flattened().as_flattened()[place..].as_chunks().0;
         let mut pairs = from.iter().zip(random);
         let len = to.len();
-        let mut to = Blocks::new(to);
+        let mut end = end();
+        let mut to = Blocks::new(to, &mut end);
         for last in rounds(len) {
             for (to, (from, random)) in to.round(last).iter_mut().zip(&mut pairs) {
                 *to = H::round(instructions, *from, *random);

@@ -1,10 +1,13 @@
 //! Variances of rows and columns, and sums that weigh each element by those of its own.
 
-use super::element::{BlocksRef, Compute, Read, State, Store, filled_up};
-use super::reduce::{ChunkWork, Layout, SquaredNorms, Sums, is_large};
-use super::simd::{Instructions, LANES, Work};
+use std::marker::PhantomData;
+
+use super::element::{BlocksRef, Compute, Read, State, Store, end, filled_up};
+use super::is_large;
+use super::reduce::{ChunkWork, Layout, Place, SquaredNorms, Sums};
+use super::simd::{Instructions, LANES, Processor, Work};
 use super::sum::{Leaves, ahead, lanes_sum};
-use super::threads::for_each;
+use super::threads::{Task, for_each};
 use super::update::{UpdateScalars, Velocity, advanced};
 use crate::rows::{Rows, Sample};
 use crate::tensor::{DType, GradRef, each_grad};
@@ -54,20 +57,12 @@ impl ColumnVariance {
 
 /// What the elements of a tensor weigh: those of row i and column j w_i·u_j.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Variances<'a> {
+pub(crate) struct Weights<'a> {
     pub rows: Rows,
-    pub rule: RowVariance,
-    /// An average for each row.
-    pub averages: &'a [f64],
+    /// w of each row.
+    pub row_scales: &'a [f64],
     /// u of each column; empty where there are none.
     pub column_scales: &'a [f32],
-}
-
-impl Variances<'_> {
-    /// w of one row.
-    pub fn scale(&self, row: usize) -> f64 {
-        self.rule.scale(self.averages[row])
-    }
 }
 
 /// A tensor whose rows are going to move.
@@ -79,8 +74,13 @@ pub(crate) struct Moving<'a> {
     pub velocity: Option<&'a Velocity>,
     /// What it is multiplied with; 0 for one that moves along its gradient.
     pub decay: f64,
-    /// Before the step.
-    pub variances: Variances<'a>,
+    pub rows: Rows,
+    /// How the variances of its rows change.
+    pub rule: RowVariance,
+    /// An average for each row, before the step.
+    pub averages: &'a [f64],
+    /// u of each column; empty where there are none.
+    pub column_scales: &'a [f32],
     /// Whether other ranks hold the rest of its rows, whose averages are not known here then.
     pub shares_rows: bool,
 }
@@ -114,8 +114,7 @@ pub(crate) struct Norms {
     pub sampled: Vec<f64>,
     /// By tensor, the mean square of the gradient in each column of these elements.
     pub columns: Vec<Vec<f64>>,
-    /// By tensor, the new average of each row and its part of the direction; of one that other
-    /// ranks share Σ g² and Σ u_j d_ij².
+    /// By tensor, the new average of each row and w; of one that other ranks share Σ g² and Σ u_j d_ij².
     pub rows: Vec<Vec<[f64; 2]>>,
     without_rows: Sums<1>,
     with_rows: Sums<2>,
@@ -144,11 +143,16 @@ impl Norms {
         self.sampled.resize(grads.len(), 0.0);
         for (tensor, grad) in grads.iter().enumerate() {
             let rows = rows_of(tensor);
-            self.rows[tensor].resize(rows.count(len(grad)), [0.0; 2]);
-            self.columns[tensor].resize(rows.columns, 0.0);
+            // As a rule all have the lengths of the last step.
+            if self.rows[tensor].len() != rows.count(len(grad)) {
+                self.rows[tensor].resize(rows.count(len(grad)), [0.0; 2]);
+            }
+            if self.columns[tensor].len() != rows.columns {
+                self.columns[tensor].resize(rows.columns, 0.0);
+            }
         }
-        let work = RowWork { grads, rows_of, moving, unscale };
-        self.with_rows.form(grads.len(), &mut self.rows, &work);
+        let layout = |tensor: usize| Layout::new(len(&grads[tensor]), Some(rows_of(tensor)));
+        self.with_rows.form(grads.len(), &mut self.rows, &RowWork { grads, rows_of, moving, unscale });
         let sums = self.with_rows.tensors();
         self.directions.clear();
         self.directions.extend(sums.iter().map(|&[_, direction]| direction));
@@ -156,13 +160,16 @@ impl Norms {
         if rescales {
             self.squares.rescale(grads, |tensor| Some(rows_of(tensor)));
         }
-        let mut chunks = self.with_rows.chunks();
-        let found = self.columns.iter_mut().zip(&mut self.sampled);
-        let columns = grads.iter().zip(found).enumerate().map(|(tensor, (&grad, (means, sampled)))| {
+        if self.columns.iter().all(Vec::is_empty) {
+            return;
+        }
+        let found = self.columns.iter_mut().zip(&mut self.sampled).zip(self.with_rows.chunks(layout));
+        let columns = grads.iter().zip(found).enumerate();
+        let columns = columns.filter_map(|(tensor, (&grad, ((means, sampled), chunks)))| {
+            // Vectors have none.
             let rows = rows_of(tensor);
-            let count = Layout::new(len(&grad), Some(rows)).chunks();
-            let chunks = chunks.split_off(..count).unwrap_or_default();
-            ColumnMeans { grad, rows, chunks, unscale, applied_steps, sampled, means }
+            let columns = ColumnMeans { grad, rows, chunks, unscale, applied_steps, sampled, means };
+            (rows.columns > 0).then_some(columns)
         });
         for_each(is_large(grads.iter().map(len).sum()), columns);
     }
@@ -180,13 +187,23 @@ struct ColumnMeans<'a> {
     means: &'a mut [f64],
 }
 
-impl Work for ColumnMeans<'_> {
+impl Task for ColumnMeans<'_> {
+    fn split_off(&mut self) -> Option<Self> {
+        None
+    }
+
+    fn run(&mut self, processor: Processor) {
+        processor.run(self);
+    }
+}
+
+impl Work for &mut ColumnMeans<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Instructions>(self, instructions: I) {
         *self.sampled = 0.0;
-        if self.means.is_empty() || self.chunks.is_empty() {
+        if self.chunks.is_empty() {
             self.means.fill(0.0);
             return;
         }
@@ -201,8 +218,8 @@ impl Work for ColumnMeans<'_> {
 
 impl ColumnMeans<'_> {
     #[inline(always)]
-    fn means<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(self, instructions: I, g: &[G]) {
-        let Self { rows, chunks, unscale, .. } = self;
+    fn means<I: Instructions, T: Compute + Read<G>, G: Copy + Default>(&mut self, instructions: I, g: &[G]) {
+        let Self { rows, chunks, unscale, .. } = *self;
         let Sample { first, stride } = rows.sample(chunks.len(), self.applied_steps);
         let place = |chunk: usize| chunk * rows.chunk()..g.len().min((chunk + 1) * rows.chunk());
         let (mut total, mut elements) = (0.0, 0);
@@ -253,143 +270,186 @@ where
         Layout::new(self.grads[tensor].len().unwrap_or(0), Some((self.rows_of)(tensor)))
     }
 
-    #[inline(always)]
-    fn chunk<I: Instructions>(
-        &self,
-        instructions: I,
-        tensor: usize,
-        start: usize,
-        count: usize,
-        found: &mut [[f64; 2]],
-    ) -> [f64; 2] {
-        let grad = self.grads[tensor].slice(start, count);
-        let Moving { dtype, velocity, decay, variances, shares_rows } = (self.moving)(tensor);
-        let before = match shares_rows {
-            true => &[],
-            false => &variances.averages[start / variances.rows.len..][..found.len()],
-        };
-        let chunk = RowChunk {
-            instructions,
-            variances: Variances { averages: before, ..variances },
-            shares_rows,
-            scalars: UpdateScalars {
-                velocity_decay: decay,
-                unscale: self.unscale,
-                ..UpdateScalars::default()
-            },
-        };
+    #[inline]
+    fn chunk(&self, processor: Processor, place: Place, found: &mut [[f64; 2]], sums: &mut [f64; 2]) {
+        let Place { tensor, start, count } = place;
         let range = start..start + count;
-        match (dtype, velocity) {
-            (DType::F64, Some(Velocity::F64(v))) => chunk.sums(grad, Some(&v[range]), found),
-            (DType::F64, _) => chunk.sums::<f64>(grad, None, found),
-            (_, Some(Velocity::F32(v))) => chunk.sums(grad, Some(&v[range]), found),
-            _ => chunk.sums::<f32>(grad, None, found),
+        let moving = (self.moving)(tensor);
+        let chunk = RowChunk {
+            processor,
+            grad: self.grads[tensor].slice(start, count),
+            first: start / moving.rows.len,
+            moving: &moving,
+            unscale: self.unscale,
+            found,
+            sums,
+        };
+        match (moving.dtype, moving.velocity) {
+            // Along the gradient: as it is, whatever the format of a velocity would be.
+            _ if moving.decay == 0.0 => each_grad!(
+                chunk.grad,
+                g => chunk.run::<f32, f32, _>(g, &[]),
+                f64 => chunk.run::<f64, f64, f64>(g, &[]),
+                missing => *chunk.sums = [0.0; 2]
+            ),
+            (DType::F64, Some(Velocity::F64(v))) => chunk.by_velocity(&v[range]),
+            (DType::F64, _) => chunk.by_velocity::<f64>(&[]),
+            (_, Some(Velocity::F32(v))) => chunk.by_velocity(&v[range]),
+            _ => chunk.by_velocity::<f32>(&[]),
         }
     }
 }
 
 /// The rows of one chunk before the step.
-struct RowChunk<'a, I> {
-    instructions: I,
-    variances: Variances<'a>,
-    shares_rows: bool,
-    scalars: UpdateScalars,
+struct RowChunk<'a> {
+    processor: Processor,
+    grad: GradRef<'a>,
+    /// The row that is the first.
+    first: usize,
+    moving: &'a Moving<'a>,
+    unscale: f64,
+    /// As [`Norms::rows`].
+    found: &'a mut [[f64; 2]],
+    /// Σ g² and the part of the direction.
+    sums: &'a mut [f64; 2],
 }
 
-impl<I: Instructions> RowChunk<'_, I> {
-    /// ‖g‖² and Σ w_i u_j d_ij²; writes the two sums of each row to `found`.
+// Inlined: an argument that is passed through memory comes late.
+impl RowChunk<'_> {
+    /// ‖g‖² and Σ w_i u_j d_ij²; without velocities those are at rest.
     #[inline(always)]
-    fn sums<V: State>(&self, grad: GradRef<'_>, velocity: Option<&[V]>, found: &mut [[f64; 2]]) -> [f64; 2] {
+    fn by_velocity<V: State>(self, velocity: &[V]) {
         each_grad!(
-            grad,
-            g => self.with_grad::<V, V, _>(g, velocity, found),
-            f64 => self.with_grad::<f64, V, f64>(g, velocity, found),
-            missing => [0.0; 2]
+            self.grad,
+            g => self.run::<V, V, _>(g, velocity),
+            f64 => self.run::<f64, V, f64>(g, velocity),
+            missing => *self.sums = [0.0; 2]
         )
     }
 
-    // Without optimisation the arrays of all formats would add up in one frame, beyond a thread's stack.
-    #[cfg_attr(debug_assertions, inline(never))]
-    #[cfg_attr(not(debug_assertions), inline(always))]
-    fn with_grad<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
-        &self,
-        g: &[G],
-        velocity: Option<&[V]>,
-        found: &mut [[f64; 2]],
-    ) -> [f64; 2] {
-        let unscale = self.scalars.unscale;
-        let Variances { rows, rule, averages: before, .. } = self.variances;
-        let lanes = rows.lanes();
+    /// The same of certain formats, computed in the format `T`.
+    #[inline(always)]
+    fn run<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(self, g: &[G], velocity: &[V]) {
+        let Self { first, moving, unscale, found, sums, .. } = self;
+        let format = PhantomData::<T>;
+        self.processor.run(TypedRows { first, moving, unscale, found, sums, g, velocity, format });
+    }
+}
+
+struct TypedRows<'a, T, V, G> {
+    first: usize,
+    moving: &'a Moving<'a>,
+    unscale: f64,
+    found: &'a mut [[f64; 2]],
+    sums: &'a mut [f64; 2],
+    g: &'a [G],
+    /// Empty at rest, and where there are none.
+    velocity: &'a [V],
+    format: PhantomData<T>,
+}
+
+impl<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default> Work for TypedRows<'_, T, V, G> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Instructions>(self, instructions: I) {
+        let Self { moving, unscale, found, sums, .. } = self;
+        let &Moving { decay: velocity_decay, shares_rows, .. } = moving;
+        let &Moving { rows, rule, averages, column_scales, .. } = moving;
+        // Of rows that ranks share they are not known here.
+        let before = if shares_rows { &[] } else { &averages[self.first..][..found.len()] };
+        let mut scalars = UpdateScalars { velocity_decay, unscale, ..UpdateScalars::default() };
+        let moves = scalars.velocity_decay != 0.0;
+        if !moves {
+            // d is the gradient itself, but for the sign.
+            scalars.unscale = 1.0;
+        }
+        let (lanes, ahead) = (rows.lanes(), ahead(rows.len));
         let mut leaves = Leaves::<2>::new();
-        for (row, g) in g.chunks(rows.len).enumerate() {
-            let velocity = velocity.map(|v| &v[row * rows.len..][..g.len()]);
-            let [square, mut weighted] = self.row::<T, V, G>(g, velocity, lanes);
-            if self.scalars.velocity_decay == 0.0 {
+        for (row, g) in self.g.chunks(rows.len).enumerate() {
+            let velocity = match self.velocity {
+                [] => &[],
+                velocity => &velocity[row * rows.len..][..g.len()],
+            };
+            let of_row =
+                Row { instructions, scalars: &scalars, lanes, ahead, g, velocity, format: self.format };
+            let [square, mut weighted] = match column_scales {
+                [] => of_row.of(
+                    #[inline(always)]
+                    |_, sum, d| V::add_squares(instructions, sum, d),
+                ),
+                scales => {
+                    let mut end = end();
+                    let mut scales = BlocksRef::new(scales, &mut end);
+                    of_row.of(
+                        #[inline(always)]
+                        |at, sum, d| {
+                            let u = instructions.widen_f32(*scales.at(at));
+                            let d = V::to_f64(instructions, d);
+                            let square = instructions.mul_f64(d, d);
+                            instructions.add_f64(sum, instructions.mul_f64(square, u))
+                        },
+                    )
+                }
+            };
+            if !moves {
                 weighted = weighted * unscale * unscale;
             }
-            found[row] = if self.shares_rows {
+            found[row] = if shares_rows {
                 [square, weighted]
             } else {
                 let mean = square * unscale * unscale / g.len() as f64;
                 let average = averaged(rule.decay, before[row], mean);
-                [average, rule.scale(average) * weighted]
+                let scale = rule.scale(average);
+                weighted *= scale;
+                [average, scale]
             };
-            leaves.push_row([square, found[row][1]], lanes);
+            if found.len() == 1 {
+                // Most tensors of a long list have a single row.
+                *sums = [square, weighted];
+                return;
+            }
+            leaves.push_row([square, weighted], lanes);
         }
-        leaves.sum()
-    }
-
-    /// Σ g² and Σ u d² of a row.
-    #[inline(always)]
-    fn row<T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default>(
-        &self,
-        g: &[G],
-        velocity: Option<&[V]>,
-        lanes: usize,
-    ) -> [f64; 2] {
-        let instructions = self.instructions;
-        let moves = self.scalars.velocity_decay != 0.0;
-        let has_columns = !self.variances.column_scales.is_empty();
-        let scales = BlocksRef::new(self.variances.column_scales);
-        // At rest all are the last block, which then is one of zeros.
-        let velocity = BlocksRef::new(velocity.unwrap_or_default());
-        let (len, g) = (g.len(), BlocksRef::new(g));
-        let ahead = ahead(len);
-        lanes_sum::<_, 2, false>(
-            instructions,
-            len,
-            lanes,
-            #[inline(always)]
-            |at, _, [squares, weighted]| {
-                g.prefetch(instructions, at + ahead);
-                if moves {
-                    velocity.prefetch(instructions, at + ahead);
-                }
-                let g = T::read(instructions, g.at(at));
-                *squares = T::add_squares(instructions, *squares, g);
-                let u = if has_columns { Some(instructions.widen_f32(scales.at(at))) } else { None };
-                *weighted = if moves {
-                    let v = advanced(instructions, velocity.at(at), g, &self.scalars);
-                    add_weighted(instructions, *weighted, v, u)
-                } else {
-                    add_weighted(instructions, *weighted, g, u)
-                };
-            },
-        )
+        *sums = leaves.sum();
     }
 }
 
-/// Adds d², times u where there are columns.
-#[inline(always)]
-fn add_weighted<I: Instructions, T: Compute>(
+/// A row of a chunk.
+struct Row<'a, I, T, V, G> {
     instructions: I,
-    sum: [f64; LANES],
-    d: [T; LANES],
-    u: Option<[f64; LANES]>,
-) -> [f64; LANES] {
-    let Some(u) = u else { return T::add_squares(instructions, sum, d) };
-    let d = T::to_f64(instructions, d);
-    instructions.add_f64(sum, instructions.mul_f64(instructions.mul_f64(d, d), u))
+    scalars: &'a UpdateScalars,
+    lanes: usize,
+    ahead: usize,
+    g: &'a [G],
+    velocity: &'a [V],
+    format: PhantomData<T>,
+}
+
+impl<I: Instructions, T: Compute + Read<G>, V: State + Store<T>, G: Copy + Default> Row<'_, I, T, V, G> {
+    /// Σ g², and the sum that `add` adds the terms of d to, which begin with a certain element.
+    #[inline(always)]
+    fn of(&self, mut add: impl FnMut(usize, [f64; LANES], [V; LANES]) -> [f64; LANES]) -> [f64; 2] {
+        let Self { instructions, ahead, .. } = *self;
+        // At rest all velocities are the last block, which then is one of zeros.
+        let (mut g_end, mut v_end) = (end(), end());
+        let mut g = BlocksRef::new(self.g, &mut g_end);
+        let mut velocity = BlocksRef::new(self.velocity, &mut v_end);
+        lanes_sum::<_, 2, false>(
+            instructions,
+            self.g.len(),
+            self.lanes,
+            #[inline(always)]
+            |at, _, [squares, weighted]| {
+                g.prefetch(instructions, at + ahead);
+                velocity.prefetch(instructions, at + ahead);
+                let g = T::read(instructions, *g.at(at));
+                *squares = T::add_squares(instructions, *squares, g);
+                let d = advanced(instructions, *velocity.at(at), g, self.scalars);
+                *weighted = add(at, *weighted, d);
+            },
+        )
+    }
 }
 
 #[cfg(test)]
@@ -436,9 +496,16 @@ mod tests {
         let averages = squares_of(3, rows.count(elements));
         let column_averages = squares_of(4, rows.columns);
         let column_scales: Vec<f32> = column_averages.iter().map(|&x| COLUMN_RULE.scale(x)).collect();
-        let variances = Variances { rows, rule: RULE, averages: &averages, column_scales: &column_scales };
-        let moving =
-            Moving { dtype: DType::F32, velocity: Some(&velocity), decay, variances, shares_rows: false };
+        let moving = Moving {
+            dtype: DType::F32,
+            velocity: Some(&velocity),
+            decay,
+            rows,
+            rule: RULE,
+            averages: &averages,
+            column_scales: &column_scales,
+            shares_rows: false,
+        };
         let mut found = Norms::default();
         found.form_with_rows(&[grad[..].into()], |_| rows, |_| moving, unscale, applied_steps, true);
 
@@ -462,11 +529,11 @@ mod tests {
                 0.98 * averages[row] + (1.0 - 0.98) * mean
             })
             .collect();
+        let scales: Vec<f64> = next.iter().map(|next| 1.0 / (next / 0.3 + 1e-3).sqrt()).collect();
         let directions: Vec<f64> = (0..count)
             .map(|row| {
-                let w = 1.0 / (next[row] / 0.3 + 1e-3).sqrt();
                 let weighted = row_sum(row, &weighted);
-                w * if decay > 0.0 { weighted } else { weighted * unscale * unscale }
+                scales[row] * if decay > 0.0 { weighted } else { weighted * unscale * unscale }
             })
             .collect();
         let per_chunk = 256 / lanes;
@@ -491,8 +558,7 @@ mod tests {
         let columns: Vec<f64> = columns.iter().map(|sum| sum * unscale * unscale / height).collect();
         let sampled = if rows.columns > 0 { sampled * unscale * unscale / seen as f64 } else { 0.0 };
         assert_eq!((&found.sampled, &found.columns), (&vec![sampled], &vec![columns]));
-        let next: Vec<_> =
-            next.into_iter().zip(directions).map(|(next, direction)| [next, direction]).collect();
+        let next: Vec<_> = next.into_iter().zip(scales).map(|(next, scale)| [next, scale]).collect();
         assert_eq!(found.rows, [next]);
 
         // Of rows that other ranks share it is known what they add up to here.

@@ -181,14 +181,43 @@ const F16_UNITS: f32 = 16_777_216.0;
 /// What the exponents of f32 and f16 differ by, where it stands in an f16.
 const F16_BIAS: u32 = (127 - 15) << 10;
 
+/// Which vectors this processor has.
+#[derive(Clone, Copy)]
+pub(super) struct Processor {
+    #[cfg(target_arch = "x86_64")]
+    has_avx2: bool,
+}
+
+impl Processor {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            has_avx2: x86::has_avx2(),
+        }
+    }
+
+    /// Runs a piece of work with the widest of them.
+    #[inline]
+    pub(super) fn run<W: Work>(self, work: W) -> W::Output {
+        #[cfg(target_arch = "x86_64")]
+        if self.has_avx2 {
+            // SAFETY: `new`, which alone makes one, found all features that this function is compiled with.
+            return unsafe { x86::with_avx2(work) };
+        }
+        with_any(work)
+    }
+}
+
+/// Apart from who calls it, whose frame would else be as large.
+#[inline(never)]
+fn with_any<W: Work>(work: W) -> W::Output {
+    work.run(Any)
+}
+
 /// Runs a piece of work with the widest vectors that this processor has.
 pub(super) fn run<W: Work>(work: W) -> W::Output {
-    #[cfg(target_arch = "x86_64")]
-    if x86::has_avx2() {
-        // SAFETY: `has_avx2` found all features that this function is compiled with.
-        return unsafe { x86::with_avx2(work) };
-    }
-    work.run(Any)
+    Processor::new().run(work)
 }
 
 /// The name of what [`run`] chooses.
@@ -216,6 +245,7 @@ impl Instructions for Any {}
 mod x86 {
     use std::arch::x86_64::*;
     use std::mem::transmute;
+    use std::sync::OnceLock;
 
     use half::{bf16, f16};
 
@@ -224,13 +254,17 @@ mod x86 {
         round_to_bf16, round_to_f16,
     };
 
-    /// Whether this processor has all of it. The standard library asks it once.
+    /// Whether this processor has all of it.
     pub(super) fn has_avx2() -> bool {
         use std::arch::is_x86_feature_detected as has;
-        has!("avx2") && has!("fma") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt")
+        static HAS: OnceLock<bool> = OnceLock::new();
+        *HAS.get_or_init(|| {
+            has!("avx2") && has!("fma") && has!("f16c") && has!("bmi1") && has!("bmi2") && has!("lzcnt")
+        })
     }
 
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt")]
+    #[inline(never)]
     pub(super) fn with_avx2<W: Work>(work: W) -> W::Output {
         work.run(Avx2(()))
     }

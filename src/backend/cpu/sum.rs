@@ -50,7 +50,7 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
     instructions: I,
     len: usize,
     lanes: usize,
-    add: impl Fn(usize, bool, &mut [[f64; LANES]; K]),
+    mut add: impl FnMut(usize, bool, &mut [[f64; LANES]; K]),
 ) -> [f64; K] {
     debug_assert!(len <= LINES * QUAD * lanes && lanes <= LEAVES);
     let width = QUAD * lanes;
@@ -58,10 +58,11 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
     let narrow = width < LANES;
     let (end, lines) = if narrow { (len, 1) } else { (len.min(width), LINES) };
     let mut leaves = Leaves::<K>::new();
-    for start in (0..end).step_by(LANES) {
+    let (mut start, mut place) = (0, 0);
+    while start < end {
         let mut columns = [[0.0; LANES]; K];
-        for line in 0..lines {
-            let at = line * width + start;
+        let mut at = start;
+        for _ in 0..lines {
             if at >= len {
                 break;
             }
@@ -70,18 +71,32 @@ pub(super) fn lanes_sum<I: Instructions, const K: usize, const TWICE: bool>(
             } else {
                 add(at, false, &mut columns);
             }
+            at += width;
         }
+        start += LANES;
         if narrow {
-            leaves.push(columns);
+            leaves.put(place, columns);
+            place += LANES;
         } else {
             // No `map`: a closure that is not inlined has no vector instructions.
             let mut of_columns = [[0.0; LEAVES_OF_LANES]; K];
             for k in 0..K {
                 of_columns[k] = instructions.leaves(columns[k]);
             }
-            leaves.push(of_columns);
+            if end <= LANES {
+                // These are all: no need for a list.
+                let mut sums = [0.0; K];
+                for k in 0..K {
+                    let [a, b, c, d] = of_columns[k];
+                    sums[k] = (a + c) + (b + d);
+                }
+                return sums;
+            }
+            leaves.put(place, of_columns);
+            place += LEAVES_OF_LANES;
         }
     }
+    leaves.len = place;
     if !narrow {
         return leaves.sum();
     }
@@ -104,10 +119,19 @@ pub(super) fn ahead(row: usize) -> usize {
 const AHEAD: usize = 2048;
 
 /// The terms of one lane or of two.
+#[inline(always)]
 fn narrow_sum(terms: &[f64], width: usize) -> f64 {
-    let column = |c: usize| ((terms[c] + terms[c + width]) + terms[c + 2 * width]) + terms[c + 3 * width];
-    let leaf = |c: usize| (column(c) + column(c + 2)) + (column(c + 1) + column(c + 3));
-    if width == QUAD { leaf(0) } else { leaf(0) + leaf(QUAD) }
+    // A lane's columns, each added up; no closures: those that are not inlined have no vector instructions.
+    let mut leaves = [0.0; 2];
+    for (lane, leaf) in leaves.iter_mut().enumerate().take(width / QUAD) {
+        let mut c = [0.0; QUAD];
+        for (column, sum) in c.iter_mut().enumerate() {
+            let at = lane * QUAD + column;
+            *sum = ((terms[at] + terms[at + width]) + terms[at + 2 * width]) + terms[at + 3 * width];
+        }
+        *leaf = (c[0] + c[2]) + (c[1] + c[3]);
+    }
+    if width == QUAD { leaves[0] } else { leaves[0] + leaves[1] }
 }
 
 /// The first leaves of `K` trees whose others are 0.
@@ -124,25 +148,23 @@ impl<const K: usize> Leaves<K> {
         Self { list: [[MaybeUninit::uninit(); LEAVES]; K], len: 0 }
     }
 
-    /// Adds the next leaves.
+    /// Writes leaves to a place that is a multiple of their number. They count once all are there.
+    // The number of those that are there is not asked for: it lies in memory.
     #[inline(always)]
-    fn push<const N: usize>(&mut self, leaves: [[f64; N]; K]) {
+    fn put<const N: usize>(&mut self, place: usize, leaves: [[f64; N]; K]) {
         for (list, leaves) in self.list.iter_mut().zip(leaves) {
-            for (place, leaf) in list[self.len..][..N].iter_mut().zip(leaves) {
-                place.write(leaf);
-            }
+            list.as_chunks_mut().0[place / N] = leaves.map(MaybeUninit::new);
         }
-        self.len += N;
     }
 
-    /// Adds a row's sums, which stand where the first of its lanes does.
+    /// Adds a row's sums, which stand where the first of its lanes does; those are a power of two.
     #[inline(always)]
     pub(super) fn push_row(&mut self, sums: [f64; K], lanes: usize) {
-        for (list, sum) in self.list.iter_mut().zip(sums) {
-            list[self.len].write(sum);
-        }
+        debug_assert!(lanes.is_power_of_two());
+        // The rest of the row before.
+        self.fill((self.len + lanes - 1) & !(lanes - 1));
+        self.put(self.len, sums.map(|sum| [sum]));
         self.len += 1;
-        self.fill(self.len + lanes - 1);
     }
 
     /// Adds zeros until there are so many, at least.
@@ -178,7 +200,7 @@ impl<const K: usize> Leaves<K> {
     #[inline(always)]
     fn of(&mut self, k: usize) -> &mut [f64] {
         let leaves = &mut self.list[k][..self.len];
-        // SAFETY: `push`, `push_row` and `fill` have written as many from the first on; f64 lies as
+        // SAFETY: `lanes_sum`, `push_row` and `fill` have written as many from the first on; f64 lies as
         // `MaybeUninit` of it.
         unsafe { std::slice::from_raw_parts_mut(leaves.as_mut_ptr().cast::<f64>(), leaves.len()) }
     }
@@ -247,7 +269,7 @@ pub(super) mod naive {
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::BlocksRef;
+    use super::super::element::{BlocksRef, end};
     use super::super::simd::{Any, Work, run};
     use super::*;
     use proptest::prelude::*;
@@ -265,9 +287,10 @@ mod tests {
         type Output = [f64; 2];
 
         fn run<I: Instructions>(self, instructions: I) -> [f64; 2] {
-            let blocks = BlocksRef::new(self.terms);
+            let mut end = end();
+            let mut blocks = BlocksRef::new(self.terms, &mut end);
             lanes_sum::<_, 2, true>(instructions, self.terms.len(), self.lanes, |at, _, [twice, once]| {
-                let terms = blocks.at(at);
+                let terms = *blocks.at(at);
                 *twice = instructions.add_f64(*twice, terms.map(|x| 2.0 * x));
                 *once = instructions.add_f64(*once, terms);
             })

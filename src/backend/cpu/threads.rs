@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::thread::JoinHandle;
 
 use super::FloatEnvironment;
-use super::simd::{Instructions, Work, run};
+use super::simd::Processor;
 
 /// More would be a mistake, and take what the user may start.
 const MOST: usize = 1024;
@@ -75,29 +75,55 @@ impl Drop for Lease {
     }
 }
 
-/// Does all pieces of work, in IEEE mode: on this thread alone, or on all where it is worth while.
-pub(super) fn for_each<W: Work<Output = ()>>(worth_while: bool, items: impl Iterator<Item = W> + Send) {
+/// Work that several threads can share.
+pub(super) trait Task: Send + Sized {
+    /// Takes off what is to be done next of it; `None` where all that is left is little enough for one piece.
+    fn split_off(&mut self) -> Option<Self>;
+
+    /// Does it.
+    fn run(&mut self, processor: Processor);
+}
+
+/// Does all tasks piece by piece, in IEEE mode: on this thread alone, or on all where it is worth while.
+pub(super) fn for_each<T: Task>(worth_while: bool, tasks: impl Iterator<Item = T> + Send) {
     let _ieee = FloatEnvironment::ieee();
+    let processor = Processor::new();
     let threads = if worth_while { count() } else { 1 };
     let Some(pool) = (threads > 1).then(|| pool(threads)).flatten() else {
-        return run(All(items));
+        // Long lists of small tasks are passed through faster like this than piece by piece.
+        return tasks.for_each(|mut task| {
+            while let Some(mut piece) = task.split_off() {
+                piece.run(processor);
+            }
+            task.run(processor);
+        });
     };
-    let items = Mutex::new(items);
+    let pieces = Mutex::new(Pieces { tasks, begun: None });
     pool.run(&|| {
-        run(All(std::iter::from_fn(|| items.lock().unwrap_or_else(PoisonError::into_inner).next())))
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        while let Some(mut piece) = next() {
+            piece.run(processor);
+        }
     });
 }
 
-/// One piece of work after the other.
-struct All<T>(T);
+/// The pieces of all tasks.
+struct Pieces<T: Iterator> {
+    tasks: T,
+    begun: Option<T::Item>,
+}
 
-impl<T: Iterator<Item: Work<Output = ()>>> Work for All<T> {
-    type Output = ();
+impl<T: Iterator<Item: Task>> Iterator for Pieces<T> {
+    type Item = T::Item;
 
-    #[inline(always)]
-    fn run<I: Instructions>(self, instructions: I) {
-        for item in self.0 {
-            item.run(instructions);
+    fn next(&mut self) -> Option<T::Item> {
+        let mut task = self.begun.take().or_else(|| self.tasks.next())?;
+        match task.split_off() {
+            None => Some(task),
+            Some(piece) => {
+                self.begun = Some(task);
+                Some(piece)
+            }
         }
     }
 }

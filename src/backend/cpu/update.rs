@@ -9,13 +9,14 @@
 //! Where rows have scales, each row's multiplies the coefficient before that is rounded; those of columns
 //! multiply the prescaled gradient, or the velocity.
 
-use super::TASK;
-use super::element::{Blocks, BlocksRef, Compute, Read, State, Stochastic, Store, rounds};
-use super::reduce::is_large;
+use std::marker::PhantomData;
+
+use super::element::{BlocksRef, Compute, Read, State, Stochastic, Store, end, filled_up};
 use super::rounding::{DRAWN, StochasticBits};
-use super::rows::Variances;
-use super::simd::{Instructions, LANES, Work};
-use super::threads::for_each;
+use super::rows::Weights;
+use super::simd::{Instructions, LANES, Processor, Work};
+use super::threads::{Task, for_each};
+use super::{TASK, is_large};
 use crate::tensor::{DType, GradRef, ParamMut, each_grad, each_param};
 
 /// The scalars of one tensor's update, each rounded to the format that is computed in.
@@ -50,142 +51,133 @@ impl Velocity {
     }
 }
 
-/// One tensor to update.
-pub(crate) struct TensorUpdate<'a> {
-    pub param: ParamMut<'a>,
-    pub grad: GradRef<'a>,
-    pub velocity: Option<&'a mut Velocity>,
-    pub master: Option<&'a mut [f32]>,
-    pub scalars: UpdateScalars,
-    /// Scales of rows multiply the coefficient, those of columns the gradient or velocity.
-    pub variances: Option<Variances<'a>>,
-    pub stochastic: Option<StochasticBits>,
+impl<'a> From<Option<&'a mut Velocity>> for VelocityMut<'a> {
+    fn from(velocity: Option<&'a mut Velocity>) -> Self {
+        match velocity {
+            None => VelocityMut::None,
+            Some(Velocity::F32(v)) => VelocityMut::F32(v),
+            Some(Velocity::F64(v)) => VelocityMut::F64(v),
+        }
+    }
 }
 
-/// A part of a tensor, small enough for one task.
-struct Piece<'a> {
-    param: ParamMut<'a>,
-    grad: GradRef<'a>,
-    velocity: VelocityPart<'a>,
-    master: Option<&'a mut [f32]>,
-    scalars: UpdateScalars,
-    variances: Option<Variances<'a>>,
-    stochastic: Option<StochasticBits>,
-}
-
-enum VelocityPart<'a> {
+/// The velocities of the elements that are to be updated.
+pub(crate) enum VelocityMut<'a> {
     None,
     F32(&'a mut [f32]),
     F64(&'a mut [f64]),
 }
 
+/// One tensor to update, or a part of it.
+pub(crate) struct TensorUpdate<'a> {
+    pub param: ParamMut<'a>,
+    pub grad: GradRef<'a>,
+    pub velocity: VelocityMut<'a>,
+    pub master: Option<&'a mut [f32]>,
+    pub scalars: &'a UpdateScalars,
+    /// Scales of rows multiply the coefficient, those of columns the gradient or velocity.
+    pub weights: Option<Weights<'a>>,
+    pub stochastic: Option<StochasticBits>,
+}
+
 /// Applies the updates of tensors that have so many elements in all, in parallel. Tensors with a missing
 /// gradient stay as they are.
 pub(crate) fn update<'a>(elements: usize, tensors: impl Iterator<Item = TensorUpdate<'a>> + Send) {
-    for_each(is_large(elements), tensors.flat_map(Pieces::new));
+    for_each(is_large(elements), tensors);
 }
 
-/// The pieces of a tensor, from the last to the first: what the sums have read last is in the caches.
-struct Pieces<'a> {
-    tensor: TensorUpdate<'a>,
-    velocity: VelocityPart<'a>,
-}
-
-impl<'a> Pieces<'a> {
-    fn new(mut tensor: TensorUpdate<'a>) -> Self {
-        let velocity = match tensor.velocity.take() {
-            None => VelocityPart::None,
-            Some(Velocity::F32(v)) => VelocityPart::F32(v),
-            Some(Velocity::F64(v)) => VelocityPart::F64(v),
-        };
-        Self { tensor, velocity }
-    }
-}
-
-impl<'a> Iterator for Pieces<'a> {
-    type Item = Piece<'a>;
-
-    fn next(&mut self) -> Option<Piece<'a>> {
-        let Self { tensor, velocity } = self;
-        let len = tensor.param.len();
-        if len == 0 {
+impl Task for TensorUpdate<'_> {
+    /// From the last piece to the first: what the sums have read last is in the caches.
+    #[inline]
+    fn split_off(&mut self) -> Option<Self> {
+        let len = self.param.len();
+        if len <= TASK {
             return None;
         }
         // Whole rows.
-        let size = tensor.variances.map_or(TASK, |variances| TASK.next_multiple_of(variances.rows.len));
+        let size = self.weights.map_or(TASK, |weights| TASK.next_multiple_of(weights.rows.len));
         let first = (len - 1) / size * size;
-        Some(Piece {
-            param: tensor.param.split_off(first),
-            grad: tensor.grad.slice(first, len - first),
-            velocity: velocity.split_off(first),
-            master: tensor.master.as_mut().map(|m| m.split_off_mut(first..).unwrap_or_default()),
-            scalars: tensor.scalars,
-            variances: tensor.variances.map(|variances| Variances {
-                averages: &variances.averages[first / variances.rows.len..],
-                ..variances
+        if first == 0 {
+            return None;
+        }
+        let grad = self.grad.slice(first, len - first);
+        self.grad = self.grad.slice(0, first);
+        Some(Self {
+            param: self.param.split_off(first),
+            grad,
+            velocity: self.velocity.split_off(first),
+            master: self.master.as_mut().map(|m| m.split_off_mut(first..).unwrap_or_default()),
+            scalars: self.scalars,
+            weights: self.weights.map(|weights| Weights {
+                row_scales: &weights.row_scales[first / weights.rows.len..],
+                ..weights
             }),
-            stochastic: tensor.stochastic.map(|bits| bits.advanced(first)),
+            stochastic: self.stochastic.map(|bits| bits.advanced(first)),
         })
     }
-}
 
-impl<'a> VelocityPart<'a> {
-    /// Takes the elements from one on off.
-    fn split_off(&mut self, first: usize) -> VelocityPart<'a> {
-        match self {
-            VelocityPart::None => VelocityPart::None,
-            VelocityPart::F32(v) => VelocityPart::F32(v.split_off_mut(first..).unwrap_or_default()),
-            VelocityPart::F64(v) => VelocityPart::F64(v.split_off_mut(first..).unwrap_or_default()),
+    #[inline]
+    fn run(&mut self, processor: Processor) {
+        let (grad, scalars) = (self.grad, self.scalars);
+        if matches!(grad, GradRef::Missing) {
+            return;
         }
-    }
-}
-
-impl Work for Piece<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Instructions>(self, instructions: I) {
-        let Piece { param, grad, velocity, master, scalars, variances, stochastic } = self;
-        let (single, double) = match velocity {
-            VelocityPart::None => (None, None),
-            VelocityPart::F32(v) => (Some(v), None),
-            VelocityPart::F64(v) => (None, Some(v)),
+        let (single, double) = match &mut self.velocity {
+            VelocityMut::None => (None, None),
+            VelocityMut::F32(v) => (Some(&mut **v), None),
+            VelocityMut::F64(v) => (None, Some(&mut **v)),
         };
-        let change = Change { instructions, scalars, variances };
-        match (master, stochastic) {
-            (Some(master), _) => match param {
-                ParamMut::F16(param) => change.piece(master, param, grad, single),
-                ParamMut::BF16(param) => change.piece(master, param, grad, single),
+        let change = Change { scalars, weights: &self.weights };
+        match (&mut self.master, self.stochastic) {
+            (Some(master), _) => match &mut self.param {
+                ParamMut::F16(param) => change.run(processor, master, param, grad, single),
+                ParamMut::BF16(param) => change.run(processor, master, param, grad, single),
                 // They have none.
                 ParamMut::F32(_) | ParamMut::F64(_) => {}
             },
-            (None, Some(bits)) if param.dtype().is_half() => match param {
-                ParamMut::F16(param) => change.rounded(param, bits, grad, single),
-                ParamMut::BF16(param) => change.rounded(param, bits, grad, single),
+            (None, Some(bits)) if self.param.dtype().is_half() => match &mut self.param {
+                ParamMut::F16(param) => {
+                    processor.run(Rounded { change, param, bits, grad, velocity: single });
+                }
+                ParamMut::BF16(param) => {
+                    processor.run(Rounded { change, param, bits, grad, velocity: single });
+                }
                 ParamMut::F32(_) | ParamMut::F64(_) => {}
             },
             (None, _) => each_param!(
-                param,
-                param => change.piece(param, &mut [0.0_f32; 0], grad, single),
-                f64 => change.piece(param, &mut [0.0_f32; 0], grad, double)
+                &mut self.param,
+                param => change.run(processor, param, &mut [0.0_f32; 0], grad, single),
+                f64 => change.run(processor, param, &mut [0.0_f32; 0], grad, double)
             ),
         }
     }
 }
 
-/// How the elements of a piece change.
-struct Change<'a, I> {
-    instructions: I,
-    scalars: UpdateScalars,
-    variances: Option<Variances<'a>>,
+impl VelocityMut<'_> {
+    /// Takes the elements from one on off.
+    fn split_off(&mut self, first: usize) -> Self {
+        match self {
+            VelocityMut::None => VelocityMut::None,
+            VelocityMut::F32(v) => VelocityMut::F32(v.split_off_mut(first..).unwrap_or_default()),
+            VelocityMut::F64(v) => VelocityMut::F64(v.split_off_mut(first..).unwrap_or_default()),
+        }
+    }
 }
 
-impl<I: Instructions> Change<'_, I> {
+/// How the elements of a tensor or of a part of it change.
+#[derive(Clone, Copy)]
+struct Change<'a> {
+    scalars: &'a UpdateScalars,
+    weights: &'a Option<Weights<'a>>,
+}
+
+impl Change<'_> {
     /// Changes `x`, parameters or master weights; `copy` are the parameters to be rounded from these, or
     /// empty.
-    #[inline(always)]
-    fn piece<V: State, X: Store<V> + Store<f64>, P: Store<f32>>(
+    #[inline]
+    fn run<V: State, X: Store<V> + Store<f64>, P: Store<f32>>(
         &self,
+        processor: Processor,
         x: &mut [X],
         copy: &mut [P],
         grad: GradRef<'_>,
@@ -193,26 +185,34 @@ impl<I: Instructions> Change<'_, I> {
     ) where
         f32: Read<X>,
     {
+        let change = self;
         each_grad!(
             grad,
-            g => self.each_row::<V, V, X, P, _>(x, copy, g, velocity),
-            f64 => self.each_row::<f64, V, X, P, f64>(x, copy, g, velocity),
+            g => processor.run(Piece { change, x, copy, g, velocity, format: PhantomData::<V> }),
+            f64 => processor.run(Piece { change, x, copy, g, velocity, format: PhantomData::<f64> }),
             missing => ()
         )
     }
+}
 
-    /// Changes parameters that results are rounded to stochastically: part by part by way of f32, which holds
-    /// them exactly.
+/// Parameters that results are rounded to stochastically: part by part by way of f32, which holds them
+/// exactly.
+struct Rounded<'a, P> {
+    change: Change<'a>,
+    param: &'a mut [P],
+    bits: StochasticBits,
+    grad: GradRef<'a>,
+    velocity: Option<&'a mut [f32]>,
+}
+
+impl<P: Stochastic> Work for Rounded<'_, P> {
+    type Output = ();
+
     #[inline(always)]
-    fn rounded<P: Stochastic>(
-        &self,
-        param: &mut [P],
-        bits: StochasticBits,
-        grad: GradRef<'_>,
-        mut velocity: Option<&mut [f32]>,
-    ) {
+    fn run<I: Instructions>(self, instructions: I) {
+        let Self { change, param, bits, grad, mut velocity } = self;
         // Rows, or parts of a tensor that has none.
-        let row = self.variances.map_or(param.len(), |variances| variances.rows.len);
+        let row = change.weights.map_or(param.len(), |weights| weights.rows.len);
         let mut start = 0;
         while start < param.len() {
             let place = start % row;
@@ -220,103 +220,175 @@ impl<I: Instructions> Change<'_, I> {
             let range = start..start + count;
             let part = &mut param[range.clone()];
             let mut exact = [[0.0_f32; LANES]; DRAWN / LANES];
-            let blocks = BlocksRef::new(part);
+            let mut end = end();
+            let mut blocks = BlocksRef::new(part, &mut end);
             for (k, exact) in exact.iter_mut().take(count.div_ceil(LANES)).enumerate() {
-                *exact = P::load(self.instructions, blocks.at(k * LANES));
+                *exact = P::load(instructions, *blocks.at(k * LANES));
             }
-            let variances = self.variances.map(|variances| Variances {
-                averages: &variances.averages[start / row..],
-                column_scales: variances.column_scales.get(place..).unwrap_or_default(),
-                ..variances
+            let weights = change.weights.map(|weights| Weights {
+                row_scales: &weights.row_scales[start / row..],
+                column_scales: weights.column_scales.get(place..).unwrap_or_default(),
+                ..weights
             });
-            let change = Change { variances, ..*self };
+            let change = &Change { weights: &weights, ..change };
             let velocity = velocity.as_mut().map(|v| &mut v[range]);
-            let of_part = &mut exact.as_flattened_mut()[..count];
-            change.piece(of_part, &mut [0.0_f32; 0], grad.slice(start, count), velocity);
-            bits.advanced(start).round(self.instructions, &exact, part);
+            let (x, copy) = (&mut exact.as_flattened_mut()[..count], &mut [0.0_f32; 0]);
+            each_grad!(
+                grad.slice(start, count),
+                g => Piece { change, x, copy, g, velocity, format: PhantomData::<f32> }.run(instructions),
+                f64 => Piece { change, x, copy, g, velocity, format: PhantomData::<f64> }.run(instructions),
+                missing => ()
+            );
+            bits.advanced(start).round(instructions, &exact, part);
             start += count;
         }
     }
+}
 
-    /// Changes all rows, or all elements where there are none, computed in the format `T`.
+/// A [`Change`] computed in the format `T`.
+struct Piece<'a, T, V, X, P, G> {
+    change: &'a Change<'a>,
+    x: &'a mut [X],
+    copy: &'a mut [P],
+    g: &'a [G],
+    velocity: Option<&'a mut [V]>,
+    format: PhantomData<T>,
+}
+
+impl<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default> Work
+    for Piece<'_, T, V, X, P, G>
+where
+    f32: Read<X>,
+{
+    type Output = ();
+
+    /// Changes all rows, or all elements where there are none.
     #[inline(always)]
-    fn each_row<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default>(
-        &self,
-        x: &mut [X],
-        copy: &mut [P],
-        g: &[G],
-        mut velocity: Option<&mut [V]>,
-    ) where
-        f32: Read<X>,
-    {
-        let (size, column_scales, averages) = match self.variances {
+    fn run<I: Instructions>(self, instructions: I) {
+        let Self { change, x, copy, g, mut velocity, .. } = self;
+        // Their own place: what is written can't be theirs then.
+        let scalars = *change.scalars;
+        let (size, column_scales, row_scales) = match &change.weights {
             None => (x.len(), &[][..], &[][..]),
-            Some(variances) => (variances.rows.len, variances.column_scales, variances.averages),
+            Some(weights) => (weights.rows.len, weights.column_scales, weights.row_scales),
         };
-        for (row, start) in (0..x.len()).step_by(size.max(1)).enumerate() {
+        let (mut row, mut start) = (0, 0);
+        while start < x.len() {
             let range = start..x.len().min(start + size);
-            let mut coefficient = self.scalars.coefficient;
-            if let Some(variances) = self.variances {
-                coefficient *= variances.rule.scale(averages[row]);
+            let mut coefficient = scalars.coefficient;
+            if change.weights.is_some() {
+                coefficient *= row_scales[row];
             }
-            let copy = if copy.is_empty() { &mut [] } else { &mut copy[range.clone()] };
-            let own_velocity = velocity.as_mut().map(|v| &mut v[range.clone()]);
-            let coefficient = T::from_f64(coefficient);
-            self.row(&mut x[range.clone()], copy, &g[range], own_velocity, column_scales, coefficient);
+            let elements = Row {
+                x: &mut x[range.clone()],
+                copy: if copy.is_empty() { &mut [] } else { &mut copy[range.clone()] },
+                g: &g[range.clone()],
+                velocity: match &mut velocity {
+                    Some(velocity) => &mut velocity[range.clone()],
+                    None => &mut [],
+                },
+                column_scales: if column_scales.is_empty() { &[] } else { &column_scales[..range.len()] },
+                coefficient: T::from_f64(coefficient),
+            };
+            elements.run(instructions, &scalars);
+            (row, start) = (row + 1, range.end);
         }
     }
+}
 
+/// One row of a piece. What there is none of is empty.
+struct Row<'a, T, V, X, P, G> {
+    x: &'a mut [X],
+    copy: &'a mut [P],
+    g: &'a [G],
+    velocity: &'a mut [V],
+    column_scales: &'a [f32],
+    coefficient: T,
+}
+
+impl<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default> Row<'_, T, V, X, P, G>
+where
+    f32: Read<X>,
+{
     #[inline(always)]
-    fn row<T: Compute + Read<G>, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy + Default>(
+    fn run<I: Instructions>(self, instructions: I, scalars: &UpdateScalars) {
+        let factors = Factors {
+            scalars,
+            decay: [T::from_f64(scalars.decay); LANES],
+            prescale: [T::from_f64(scalars.prescale); LANES],
+            // What p·decay is added to: by the velocity, or by minus the gradient, which is exact.
+            coefficient: [if self.velocity.is_empty() { -self.coefficient } else { self.coefficient }; LANES],
+        };
+        let (x, x_rest) = self.x.as_chunks_mut();
+        let (g, g_rest) = self.g.as_chunks();
+        let (v, v_rest) = self.velocity.as_chunks_mut();
+        let (u, u_rest) = self.column_scales.as_chunks();
+        let (copy, copy_rest) = self.copy.as_chunks_mut();
+        for (k, (x, g)) in x.iter_mut().zip(g).enumerate() {
+            factors.block(instructions, x, *g, v.get_mut(k), u.get(k), copy.get_mut(k));
+        }
+        if x_rest.is_empty() {
+            return;
+        }
+        // In blocks that are filled up, of which then belongs to the row what was read.
+        let (mut x, mut v, u, mut copy) =
+            (filled_up(x_rest), filled_up(v_rest), filled_up(u_rest), [P::default(); LANES]);
+        let v_there = if v_rest.is_empty() { None } else { Some(&mut v) };
+        let u_there = if u_rest.is_empty() { None } else { Some(&u) };
+        let copy_there = if copy_rest.is_empty() { None } else { Some(&mut copy) };
+        factors.block(instructions, &mut x, filled_up(g_rest), v_there, u_there, copy_there);
+        take_back(x_rest, &x);
+        take_back(v_rest, &v);
+        take_back(copy_rest, &copy);
+    }
+}
+
+/// The first elements.
+#[inline(always)]
+fn take_back<T: Copy>(to: &mut [T], from: &[T; LANES]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+}
+
+/// What the elements of a row are multiplied with.
+struct Factors<'a, T> {
+    scalars: &'a UpdateScalars,
+    decay: [T; LANES],
+    prescale: [T; LANES],
+    coefficient: [T; LANES],
+}
+
+impl<T: Compute> Factors<'_, T> {
+    /// Changes some elements, their velocities and rounded copies where there are any.
+    #[inline(always)]
+    fn block<I: Instructions, V: Store<T>, X: Store<T>, P: Store<f32>, G: Copy>(
         &self,
-        x: &mut [X],
-        copy: &mut [P],
-        g: &[G],
-        velocity: Option<&mut [V]>,
-        column_scales: &[f32],
-        coefficient: T,
+        instructions: I,
+        x: &mut [X; LANES],
+        g: [G; LANES],
+        velocity: Option<&mut [V; LANES]>,
+        column_scales: Option<&[f32; LANES]>,
+        copy: Option<&mut [P; LANES]>,
     ) where
+        T: Read<G>,
         f32: Read<X>,
     {
-        let instructions = self.instructions;
-        let decay = [T::from_f64(self.scalars.decay); LANES];
-        let prescale = [T::from_f64(self.scalars.prescale); LANES];
-        // What p·decay is added to: by the velocity, or by minus the gradient, which is exact.
-        let coefficient = [if velocity.is_some() { coefficient } else { -coefficient }; LANES];
-        let len = x.len();
-        let (has_copy, has_columns) = (!copy.is_empty(), !column_scales.is_empty());
-        let (mut x, mut copy, mut g) = (Blocks::new(x), Blocks::new(copy), BlocksRef::new(g));
-        let mut velocity = velocity.map(Blocks::new);
-        let mut columns = BlocksRef::new(if has_columns { &column_scales[..len] } else { &[] });
-        for last in rounds(len) {
-            let (x, g) = (x.round(last), g.round(last));
-            let count = x.len().min(g.len());
-            let copy = if has_copy { &mut copy.round(last)[..count] } else { &mut [] };
-            let mut v = velocity.as_mut().map(|v| &mut v.round(last)[..count]);
-            let u = if has_columns { &columns.round(last)[..count] } else { &[] };
-            for k in 0..count {
-                let g = T::read(instructions, g[k]);
-                let mut d = match &mut v {
-                    None => T::mul(instructions, g, prescale),
-                    Some(v) => {
-                        v[k] = advanced(instructions, v[k], g, &self.scalars);
-                        V::load(instructions, v[k])
-                    }
-                };
-                if has_columns {
-                    d = T::mul(instructions, d, T::from_f32(instructions, u[k]));
-                }
-                let p = T::mul(instructions, X::load(instructions, x[k]), decay);
-                x[k] = X::store(instructions, T::add(instructions, p, T::mul(instructions, d, coefficient)));
-                if has_copy {
-                    copy[k] = P::store(instructions, f32::read(instructions, x[k]));
-                }
+        let g = T::read(instructions, g);
+        let mut d = match velocity {
+            None => T::mul(instructions, g, self.prescale),
+            Some(velocity) => {
+                *velocity = advanced(instructions, *velocity, g, self.scalars);
+                V::load(instructions, *velocity)
             }
+        };
+        if let Some(u) = column_scales {
+            d = T::mul(instructions, d, T::from_f32(instructions, *u));
         }
-        x.finish();
-        copy.finish();
-        if let Some(velocity) = velocity {
-            velocity.finish();
+        let p = T::mul(instructions, X::load(instructions, *x), self.decay);
+        *x = X::store(instructions, T::add(instructions, p, T::mul(instructions, d, self.coefficient)));
+        if let Some(copy) = copy {
+            *copy = P::store(instructions, f32::read(instructions, *x));
         }
     }
 }

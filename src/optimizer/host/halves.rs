@@ -41,8 +41,9 @@ impl Optimizer {
         } else {
             vec![0.0; params.len()]
         };
-        let mut sums = cpu::Norms::default();
-        self.form_norms(grads, grad_scale, false, &mut sums);
+        let mut space = Space::default();
+        self.form_norms(grads, grad_scale, false, &mut space);
+        let sums = space.norms;
         let mut values = Vec::with_capacity(self.core.sums_len());
         let mut rows = Vec::with_capacity(params.len());
         for (k, (of_rows, columns)) in sums.rows.into_iter().zip(sums.columns).enumerate() {
@@ -69,9 +70,9 @@ impl Optimizer {
     }
 
     fn local_norms(&self, grads: &[GradRef<'_>]) -> Vec<f64> {
-        let mut sums = cpu::Norms::default();
-        self.form_norms(grads, 1.0, true, &mut sums);
-        let norms = sums.squares;
+        let mut space = Space::default();
+        self.form_norms(grads, 1.0, true, &mut space);
+        let norms = space.norms.squares;
         if norms.squares.iter().any(|square| !square.is_finite()) {
             // Also from a tensor that does not count: then every rank has to skip.
             return vec![f64::NAN; 2];
@@ -140,6 +141,7 @@ impl Optimizer {
         }
         let unscale = 1.0 / input.grad_scale;
         let mut space = Space::default();
+        self.find_rules(&mut space.rules);
         for (k, ((numbers, own_rows), takes_part)) in
             numbers.into_iter().zip(sums.rows).zip(take_part).enumerate()
         {
@@ -156,8 +158,10 @@ impl Optimizer {
                 counts: true,
             }));
             let rule = self.core.method().descent().column_variance(&self.history, k);
-            let Buffers { averages, next, .. } = &mut self.buffers[k];
+            let Buffers { averages, next, row_scales, .. } = &mut self.buffers[k];
             next.take_columns(rule, &averages.columns, &numbers.columns);
+            let own_rows = self.core.parts()[k].own_rows(self.core.lens()[k], &rows);
+            *row_scales = own_rows.into_iter().map(|average| space.rules[k].scale(average)).collect();
             next.rows = rows;
         }
         Ok(self.take(&mut space, params, grads, input, norms))

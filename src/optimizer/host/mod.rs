@@ -5,7 +5,7 @@ mod state;
 
 use std::ops::Deref;
 
-use super::core::Core;
+use super::core::{Brief, Core};
 use super::decision::{Decision, Norms, TotalSquares, lock};
 use super::method::{History, Next, Seen, TensorSums};
 use super::{Group, Limit, Method, Options, Outcome, SkipReason, StepInput, StepReport, TensorSpec};
@@ -14,6 +14,7 @@ use crate::backend::cpu::{
 };
 use crate::error::{Error, Result};
 use crate::numeric::fold;
+use crate::rows::Rows;
 use crate::tensor::{GradRef, ParamMut};
 
 /// Random Function Descent over a fixed list of tensors.
@@ -70,8 +71,8 @@ struct Buffers {
     averages: cpu::Averages,
     /// The same with the step that is being taken, if the tensor takes part in it.
     next: cpu::Averages,
-    /// The next averages of the rows of this part, where ranks share them.
-    own_rows: Vec<f64>,
+    /// What the rows of this part weigh in the step that is being taken.
+    row_scales: Vec<f64>,
     /// What columns weigh in the next step.
     column_scales: Vec<f32>,
 }
@@ -79,10 +80,14 @@ struct Buffers {
 /// What a step works out, in memory that the next one uses again.
 #[derive(Clone, Debug, Default)]
 struct Space {
+    /// By tensor, how the variances of its rows change. Empty for a method without rows.
+    rules: Vec<cpu::RowVariance>,
     norms: cpu::Norms,
     /// By tensor, `None` for one that takes no part. Empty for a method without rows.
     tensors: Vec<Option<TensorSums>>,
     next: Next,
+    /// By group.
+    of_groups: Vec<UpdateScalars>,
     /// By tensor.
     scalars: Vec<UpdateScalars>,
     locks: cpu::Sums<3>,
@@ -216,7 +221,7 @@ impl Optimizer {
         grads: &[GradRef<'_>],
         input: &StepInput,
     ) -> StepReport {
-        self.form_norms(grads, input.grad_scale, true, &mut space.norms);
+        self.form_norms(grads, input.grad_scale, true, space);
         let cpu::Norms { squares, directions, sampled, columns, rows, .. } = &space.norms;
         // A tensor that does not count in the norm must still be finite.
         let all_finite = squares.squares.iter().all(|square| square.is_finite());
@@ -236,12 +241,16 @@ impl Optimizer {
                 squares: squares.squares[k] * unscale * unscale,
                 direction: directions[k],
                 sampled: sampled[k],
-                counts: self.core.specs()[k].counts_in_norm,
+                counts: self.core.briefs()[k].counts_in_norm,
             }));
-            let Buffers { averages, next, .. } = &mut self.buffers[k];
-            next.take_columns(descent.column_variance(&self.history, k), &averages.columns, means);
+            let Buffers { averages, next, row_scales, .. } = &mut self.buffers[k];
+            if !means.is_empty() {
+                next.take_columns(descent.column_variance(&self.history, k), &averages.columns, means);
+            }
             next.rows.clear();
             next.rows.extend(rows.iter().map(|&[average, _]| average));
+            row_scales.clear();
+            row_scales.extend(rows.iter().map(|&[_, scale]| scale));
         }
         self.take(space, params, grads, input, norms)
     }
@@ -259,43 +268,54 @@ impl Optimizer {
     }
 
     /// What the method decides by; `rescales` as in [`cpu::Norms::form_with_rows`].
-    fn form_norms(&self, grads: &[GradRef<'_>], grad_scale: f64, rescales: bool, norms: &mut cpu::Norms) {
-        let Self { core, buffers, history, .. } = self;
+    fn form_norms(&self, grads: &[GradRef<'_>], grad_scale: f64, rescales: bool, space: &mut Space) {
+        let Self { core, buffers, .. } = self;
         if !core.method().descent().has_rows() {
-            return norms.form_without_rows(grads);
+            return space.norms.form_without_rows(grads);
         }
+        self.find_rules(&mut space.rules);
+        let rules = &space.rules;
         let moving = |tensor: usize| {
             let (part, buffers): (_, &Buffers) = (&core.parts()[tensor], &buffers[tensor]);
             cpu::Moving {
-                dtype: core.specs()[tensor].dtype,
+                dtype: core.briefs()[tensor].dtype,
                 velocity: buffers.velocity.as_ref(),
                 decay: core.velocity_decay_of(tensor),
-                variances: variances(core, history, tensor, &buffers.averages.rows, &buffers.column_scales),
+                rows: part.rows,
+                rule: rules[tensor],
+                averages: &buffers.averages.rows,
+                column_scales: &buffers.column_scales,
                 shares_rows: part.shared.is_some(),
             }
         };
         let rows_of = |tensor: usize| core.parts()[tensor].rows;
-        norms.form_with_rows(grads, rows_of, moving, 1.0 / grad_scale, self.applied_steps, rescales);
+        let unscale = 1.0 / grad_scale;
+        space.norms.form_with_rows(grads, rows_of, moving, unscale, self.applied_steps, rescales);
+    }
+
+    /// How the variances of each tensor's rows change, for a method that has rows.
+    fn find_rules(&self, rules: &mut Vec<cpu::RowVariance>) {
+        self.core.method().descent().row_variances(&self.history, self.core.parts(), rules);
     }
 
     /// The global norms: tensors fold in the fixed order; one that does not count is a 0.
     fn total(&self, norms: &cpu::SquaredNorms) -> TotalSquares {
-        self.total_where(norms, |spec| spec.counts_in_norm)
+        self.total_where(norms, |brief| brief.counts_in_norm)
     }
 
-    fn total_where(&self, norms: &cpu::SquaredNorms, counts: fn(&TensorSpec) -> bool) -> TotalSquares {
-        let counted = |weight: fn(&Group) -> f64| {
-            let tensors = self.core.specs().iter().zip(&norms.squares).enumerate();
-            fold(tensors.map(|(tensor, (spec, &square))| match counts(spec) {
-                true => weight(self.core.group_of(tensor)) * square,
-                false => 0.0,
+    fn total_where(&self, norms: &cpu::SquaredNorms, counts: impl Fn(&Brief) -> bool) -> TotalSquares {
+        let groups = &self.core.options().groups;
+        let tensors = || self.core.briefs().iter().zip(&norms.squares);
+        let euclidean = fold(tensors().map(|(brief, &square)| if counts(brief) { square } else { 0.0 }));
+        let sigma = if groups.iter().all(|group| group.length_scale_factor == 1.0) {
+            euclidean
+        } else {
+            fold(tensors().map(|(brief, &square)| {
+                let factor = groups[brief.group].length_scale_factor;
+                if counts(brief) { factor * factor * square } else { 0.0 }
             }))
         };
-        TotalSquares {
-            euclidean: counted(|_| 1.0),
-            sigma: counted(|group| group.length_scale_factor * group.length_scale_factor),
-            exponent: norms.exponent,
-        }
+        TotalSquares { euclidean, sigma, exponent: norms.exponent }
     }
 
     /// Decides on the step and takes it, with the sums of tensors and the next averages of those that take
@@ -314,11 +334,6 @@ impl Optimizer {
             Ok(decision) => decision,
             Err(reason) => return self.skip(input, Some(norms), reason),
         };
-        for (k, (buffers, part)) in self.buffers.iter_mut().zip(self.core.parts()).enumerate() {
-            if space.has_averages(k) && part.shared.is_some() {
-                buffers.own_rows = part.own_rows(self.core.lens()[k], &buffers.next.rows);
-            }
-        }
         self.find_scalars(space, params, grads, &decision);
         self.update(space, params, grads);
         self.applied_steps += 1;
@@ -330,6 +345,9 @@ impl Optimizer {
         // The averages of a tensor that takes no part wait.
         for (k, buffers) in self.buffers.iter_mut().enumerate().filter(|(k, _)| space.has_averages(*k)) {
             std::mem::swap(&mut buffers.averages, &mut buffers.next);
+            if buffers.column_scales.is_empty() {
+                continue;
+            }
             let rule = descent.column_variance(&self.history, k);
             for (scale, &average) in buffers.column_scales.iter_mut().zip(&buffers.averages.columns) {
                 *scale = rule.scale(average);
@@ -346,28 +364,34 @@ impl Optimizer {
         grads: &[GradRef<'_>],
         decision: &Decision,
     ) {
-        let Self { core, buffers, history, .. } = self;
+        let Self { core, buffers, .. } = self;
+        let (groups, descent) = (&core.options().groups, core.method().descent());
+        space.of_groups.clear();
+        for (index, group) in groups.iter().enumerate() {
+            space.of_groups.push(decision.scalars(group, descent.velocity_decay(index)));
+        }
         space.scalars.clear();
-        for (k, ((param, &grad), buffers)) in params.iter().zip(grads).zip(buffers).enumerate() {
+        let tensors = params.iter().zip(grads).zip(buffers).zip(core.briefs()).enumerate();
+        for (k, (((param, &grad), buffers), &Brief { dtype, group, .. })) in tensors {
             if matches!(grad, GradRef::Missing) {
                 space.scalars.push(UpdateScalars::default());
                 continue;
             }
-            let (group, decay, len) = (core.group_of(k), core.velocity_decay_of(k), core.lens()[k]);
-            let dtype = param.dtype();
+            let of_group = &space.of_groups[group];
+            let coefficient = of_group.coefficient * space.next.scale(k);
+            let mut own = UpdateScalars { coefficient, ..*of_group };
             if core.options().master_weights && dtype.is_half() {
                 buffers.master.get_or_insert_with(|| cpu::to_f32(param));
             }
-            if decay > 0.0 {
-                buffers.velocity.get_or_insert_with(|| Velocity::zeros(dtype, len));
+            let (moves, len) = (own.velocity_decay > 0.0, core.lens()[k]);
+            if moves && buffers.velocity.is_none() {
+                buffers.velocity = Some(Velocity::zeros(dtype, len));
             }
-            let mut own = decision.scalars(group, decay, space.next.scale(k));
-            if group.norm_lock && len > 1 {
-                let velocity = buffers.velocity.as_ref().filter(|_| decay > 0.0);
-                let variances = (space.has_averages(k))
-                    .then(|| variances(core, history, k, buffers.rows_of_update(), &buffers.column_scales));
+            if groups[group].norm_lock && len > 1 {
+                let velocity = buffers.velocity.as_ref().filter(|_| moves);
+                let weights = (space.has_averages(k)).then(|| buffers.weights(core.parts()[k].rows));
                 let (master, locks) = (buffers.master.as_deref(), &mut space.locks);
-                let sums = cpu::lock_sums(param, master, grad, velocity, &own, variances, locks);
+                let sums = cpu::lock_sums(param, master, grad, velocity, &{ own }, weights, locks);
                 own = lock(own, sums);
             }
             space.scalars.push(own);
@@ -376,33 +400,32 @@ impl Optimizer {
 
     /// Changes the parameters.
     fn update(&mut self, space: &Space, params: &mut [ParamMut<'_>], grads: &[GradRef<'_>]) {
-        let Self { core, buffers, history, applied_steps, .. } = self;
-        let (core, history, step) = (&*core, &*history, *applied_steps as u32);
+        let Self { core, buffers, applied_steps, .. } = self;
+        let (core, step) = (&*core, *applied_steps as u32);
         let tensors = buffers.iter_mut().zip(params).zip(grads).zip(&space.scalars).enumerate();
         // The last one first: what the sums have read last is in the caches.
-        let updates = tensors.rev().filter_map(|(index, (((buffers, param), &grad), &scalars))| {
-            if matches!(grad, GradRef::Missing) {
-                return None;
-            }
-            let Buffers { velocity, master, next, own_rows, column_scales, .. } = buffers;
+        let updates = tensors.rev().map(|(index, (((buffers, param), &grad), scalars))| {
+            let Buffers { velocity, master, row_scales, column_scales, .. } = buffers;
             let rounds = param.dtype().is_half() && master.is_none();
             let stochastic = core.options().stochastic_rounding.filter(|_| rounds);
-            let rows = if own_rows.is_empty() { &next.rows } else { own_rows };
-            Some(TensorUpdate {
+            TensorUpdate {
                 param: param.reborrow(),
                 grad,
-                velocity: velocity.as_mut().filter(|_| scalars.velocity_decay > 0.0),
+                velocity: velocity.as_mut().filter(|_| scalars.velocity_decay > 0.0).into(),
                 master: master.as_deref_mut(),
                 scalars,
-                variances: (space.has_averages(index))
-                    .then(|| variances(core, history, index, rows, column_scales)),
+                weights: (space.has_averages(index)).then(|| cpu::Weights {
+                    rows: core.parts()[index].rows,
+                    row_scales,
+                    column_scales,
+                }),
                 stochastic: stochastic.map(|seed| StochasticBits {
                     seed,
                     step,
                     tensor: index as u32,
                     first: core.specs()[index].offset,
                 }),
-            })
+            }
         });
         cpu::update(core.elements(), updates);
     }
@@ -449,23 +472,26 @@ impl Optimizer {
     fn check(&self, params: &[ParamMut<'_>], grads: &[GradRef<'_>], grad_scale: f64) -> Result<()> {
         check_scale(grad_scale)?;
         self.core.check_count("params", params.len())?;
-        for ((spec, len), param) in self.core.specs().iter().zip(self.core.lens()).zip(params) {
+        let known = self.core.briefs().iter().zip(self.core.lens()).enumerate();
+        for ((k, (brief, len)), param) in known.zip(params) {
+            if param.dtype() == brief.dtype && param.len() == *len {
+                continue;
+            }
+            let spec = &self.core.specs()[k];
             if param.dtype() != spec.dtype {
                 let problem = format!("was described as {} but is {}", spec.dtype, param.dtype());
                 return Err(Error::tensor(&spec.name, problem));
             }
-            if param.len() != *len {
-                let problem = format!("was described with {len} elements but has {}", param.len());
-                return Err(Error::tensor(&spec.name, problem));
-            }
+            let problem = format!("was described with {len} elements but has {}", param.len());
+            return Err(Error::tensor(&spec.name, problem));
         }
         self.core.check_count("grads", grads.len())?;
-        for ((spec, own), grad) in self.core.specs().iter().zip(self.core.lens()).zip(grads) {
+        for ((k, own), grad) in self.core.lens().iter().enumerate().zip(grads) {
             if let Some(len) = grad.len()
                 && len != *own
             {
                 let problem = format!("has {own} elements but its gradient has {len}");
-                return Err(Error::tensor(&spec.name, problem));
+                return Err(Error::tensor(&self.core.specs()[k].name, problem));
             }
         }
         Ok(())
@@ -488,21 +514,8 @@ impl Space {
 }
 
 impl Buffers {
-    /// The averages of the rows of this part, the step that is being taken among them.
-    fn rows_of_update(&self) -> &[f64] {
-        if self.own_rows.is_empty() { &self.next.rows } else { &self.own_rows }
+    /// What elements weigh in the step that is being taken.
+    fn weights(&self, rows: Rows) -> cpu::Weights<'_> {
+        cpu::Weights { rows, row_scales: &self.row_scales, column_scales: &self.column_scales }
     }
-}
-
-/// What the elements of a tensor weigh in the step to come, with these averages of rows.
-fn variances<'a>(
-    core: &Core,
-    history: &History,
-    tensor: usize,
-    averages: &'a [f64],
-    column_scales: &'a [f32],
-) -> cpu::Variances<'a> {
-    let part = &core.parts()[tensor];
-    let rule = core.method().descent().row_variance(history, tensor, part.elements as f64);
-    cpu::Variances { rows: part.rows, rule, averages, column_scales }
 }

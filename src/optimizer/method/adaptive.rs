@@ -9,6 +9,7 @@ use crate::backend::executor::InstanceKind;
 use crate::error::{Error, Result};
 use crate::numeric::{fold, power_of_two};
 use crate::optimizer::decision::Decision;
+use crate::optimizer::options::Group;
 use crate::optimizer::report::{Limit, SkipReason};
 use crate::optimizer::spec::TensorSpec;
 use crate::optimizer::state::damaged_history;
@@ -80,7 +81,7 @@ struct Rate {
 
 impl Adaptive {
     /// Averages with this step's sums in them.
-    fn observe(&self, history: &RfdTensorHistory, sums: TensorSums) -> RfdTensorHistory {
+    fn observe(&self, history: &RfdTensorHistory, sums: &TensorSums) -> RfdTensorHistory {
         RfdTensorHistory {
             squares: averaged(VARIANCE_DECAY, history.squares, sums.squares),
             column_mean: averaged(VARIANCE_DECAY, history.column_mean, sums.sampled),
@@ -184,7 +185,7 @@ impl Descent for Adaptive {
     }
 
     fn row_variance(&self, history: &History, tensor: usize, elements: f64) -> RowVariance {
-        let before: RfdTensorHistory = history.of_tensor(tensor);
+        let before: &RfdTensorHistory = history.of_tensor(tensor);
         let seen = 1.0 - before.squares_rest;
         // The mean over the tensor before this step.
         let mean = if seen > 0.0 { before.squares / seen / elements } else { 0.0 };
@@ -196,7 +197,7 @@ impl Descent for Adaptive {
     }
 
     fn column_variance(&self, history: &History, tensor: usize) -> ColumnVariance {
-        let now: RfdTensorHistory = history.of_tensor(tensor);
+        let now: &RfdTensorHistory = history.of_tensor(tensor);
         ColumnVariance {
             decay: VARIANCE_DECAY,
             mean: now.column_mean,
@@ -209,7 +210,7 @@ impl Descent for Adaptive {
     }
 
     fn lacks_measures(&self, history: &History) -> bool {
-        history.any_tensor(|tensor: RfdTensorHistory| tensor.length == 0.0)
+        history.any_tensor(|tensor: &RfdTensorHistory| tensor.length == 0.0)
     }
 
     fn measure(&self, history: &mut History, specs: &[TensorSpec], mean_squares: &[f64]) {
@@ -248,32 +249,35 @@ impl Descent for Adaptive {
             return Err(SkipReason::OutOfRange);
         }
         let mut shared = self.observe_loss(&history.shared(), seen.applied_steps, input.loss);
-        let Next { scales, history: new } = next;
+        let Next { scales, squares, history: new } = next;
         scales.clear();
-        new.tensors.clear();
+        squares.clear();
         let mut squares_are_finite = true;
-        // N², the squared Σ-norm of the averaged gradient; a tensor that does not count is a 0.
-        let squared = fold(seen.tensors.iter().enumerate().map(|(index, &sums)| {
-            let before: RfdTensorHistory = history.of_tensor(index);
+        let groups = &core.options().groups;
+        let after = new.each_tensor_mut::<RfdTensorHistory>(seen.tensors.len());
+        let before: &[RfdTensorHistory] = history.each_tensor();
+        let tensors = before.iter().zip(after).zip(seen.tensors).zip(core.briefs());
+        for (((before, after), sums), brief) in tensors {
             let Some(sums) = sums else {
                 squares_are_finite &= before.squares.is_finite();
-                new.push(&before);
+                *after = *before;
                 scales.push(0.0);
-                return 0.0;
+                squares.push(0.0);
+                continue;
             };
-            let now = self.observe(&before, sums);
+            let now = self.observe(before, sums);
             let average = (1.0 - self.averaging) / (1.0 - now.average_rest);
             let scale = now.length * average;
             squares_are_finite &= now.squares.is_finite();
-            new.push(&now);
+            *after = now;
             scales.push(scale);
-            let group = core.group_of(index);
-            if !sums.counts {
-                return 0.0;
-            }
-            let factor = group.multiplier * (group.length_scale_factor * group.length_scale_factor);
-            factor * ((scale * average) * sums.direction)
-        }));
+            let Group { multiplier, length_scale_factor, .. } = &groups[brief.group];
+            let factor = multiplier * (length_scale_factor * length_scale_factor);
+            let square = factor * ((scale * average) * sums.direction);
+            squares.push(if sums.counts { square } else { 0.0 });
+        }
+        // N², the squared Σ-norm of the averaged gradient; a tensor that does not count is a 0.
+        let squared = fold(squares.iter().copied());
         let Rate { rate, mut limit } = self.rate(&shared, seen.applied_steps, squared);
         let norm = squared.sqrt();
         let wanted = rate * core.options().multiplier;
@@ -296,9 +300,9 @@ impl Descent for Adaptive {
             limit,
             DECAY_SHARE,
         );
-        let mut scales = scales.iter().enumerate();
+        let mut scales = scales.iter().zip(core.briefs());
         if !scales
-            .all(|(index, &scale)| decision.fits_velocities(core.group_of(index), self.averaging, scale))
+            .all(|(&scale, brief)| decision.fits_velocities(&groups[brief.group], self.averaging, scale))
         {
             return Err(SkipReason::OutOfRange);
         }

@@ -1,7 +1,7 @@
 //! What a method remembers between steps beside velocities: numbers with names, some of all tensors together
 //! and some of each. Host, device and saved states hold the same numbers in the same order.
 
-use crate::backend::words::Plain;
+use crate::backend::words::{Plain, structs_of, structs_of_mut};
 
 /// The numbers, f64 each.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,51 +45,45 @@ impl History {
     pub fn new<S: Plain, T: Plain>(shared: &S, tensors: &[T]) -> Self {
         let mut history = Self::default();
         history.set_shared(shared);
-        tensors.iter().for_each(|tensor| history.push(tensor));
+        history.each_tensor_mut(tensors.len()).copy_from_slice(tensors);
         history
     }
 
     /// The numbers of all tensors together.
     pub fn shared<S: Plain>(&self) -> S {
-        from_numbers(&self.shared)
+        assert_eq!(self.shared.len(), S::FIELDS.len(), "a history of another method");
+        structs_of(&self.shared)[0]
     }
 
     /// Takes the numbers of all tensors together, in the memory that is there.
     pub fn set_shared<S: Plain>(&mut self, shared: &S) {
-        self.shared.clear();
-        self.shared.extend(shared.words().iter().copied().map(f64::from_bits));
-    }
-
-    /// Takes the numbers of the next tensor.
-    pub fn push<T: Plain>(&mut self, tensor: &T) {
-        self.tensors.extend(tensor.words().iter().copied().map(f64::from_bits));
+        self.shared.resize(S::FIELDS.len(), 0.0);
+        structs_of_mut(&mut self.shared)[0] = *shared;
     }
 
     /// The numbers of one tensor.
-    pub fn of_tensor<T: Plain>(&self, tensor: usize) -> T {
-        let size = T::FIELDS.len();
-        from_numbers(&self.tensors[tensor * size..][..size])
+    pub fn of_tensor<T: Plain>(&self, tensor: usize) -> &T {
+        &self.each_tensor()[tensor]
     }
 
     /// Whether something holds for the numbers of any tensor.
-    pub fn any_tensor<T: Plain>(&self, holds: impl Fn(T) -> bool) -> bool {
-        self.tensors.chunks_exact(T::FIELDS.len().max(1)).any(|numbers| holds(from_numbers(numbers)))
+    pub fn any_tensor<T: Plain>(&self, holds: impl Fn(&T) -> bool) -> bool {
+        self.each_tensor().iter().any(holds)
+    }
+
+    /// The numbers of each tensor.
+    pub fn each_tensor<T: Plain>(&self) -> &[T] {
+        structs_of(&self.tensors)
+    }
+
+    /// The numbers of each of so many tensors, to be written.
+    pub fn each_tensor_mut<T: Plain>(&mut self, count: usize) -> &mut [T] {
+        self.tensors.resize(count * T::FIELDS.len(), 0.0);
+        structs_of_mut(&mut self.tensors)
     }
 
     /// The opposite of [`History::new`].
     pub fn read<S: Plain, T: Plain>(&self) -> (S, Vec<T>) {
-        let tensors = self.tensors.chunks_exact(T::FIELDS.len().max(1)).map(from_numbers).collect();
-        (self.shared(), tensors)
+        (self.shared(), self.each_tensor().to_vec())
     }
-}
-
-/// A struct whose fields are these numbers, which must be as many.
-fn from_numbers<T: Plain>(numbers: &[f64]) -> T {
-    let mut value = T::default();
-    let words = value.words_mut();
-    assert_eq!(words.len(), numbers.len(), "a history of another method");
-    for (word, number) in words.iter_mut().zip(numbers) {
-        *word = number.to_bits();
-    }
-    value
 }

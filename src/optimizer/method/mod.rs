@@ -15,6 +15,7 @@ pub(crate) use history::{History, Names};
 
 use super::core::Core;
 use super::decision::{Decision, Norms};
+use super::part::Part;
 use super::report::{SkipReason, StepInput};
 use super::spec::TensorSpec;
 use crate::backend::abi::{RfdSettings, RfdStep};
@@ -111,6 +112,14 @@ pub(crate) trait Descent {
         RowVariance::default()
     }
 
+    /// Those of all tensors.
+    fn row_variances(&self, history: &History, parts: &[Part], found: &mut Vec<RowVariance>) {
+        found.clear();
+        for (tensor, part) in parts.iter().enumerate() {
+            found.push(self.row_variance(history, tensor, part.elements as f64));
+        }
+    }
+
     /// What the columns of a tensor weigh now, as [`Descent::row_variance`] says it of rows.
     fn column_variance(&self, _history: &History, _tensor: usize) -> ColumnVariance {
         ColumnVariance::default()
@@ -192,6 +201,8 @@ pub(crate) struct TensorSums {
 pub(crate) struct Next {
     /// By tensor: multiplies what all tensors' updates share. Empty where that is 1 for all.
     pub scales: Vec<f64>,
+    /// By tensor, what it adds to the square of the norm that the step refers to.
+    pub squares: Vec<f64>,
     /// What is remembered once the step is done.
     pub history: History,
 }
