@@ -60,19 +60,26 @@ pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(list.as_mut_ptr().cast(), size_of_val(list)) }
 }
 
-/// As many structs as a list of numbers holds.
+/// The structs that a list of numbers consists of.
 pub(crate) fn structs_of<T: Plain>(numbers: &[f64]) -> &[T] {
-    let count = numbers.len() / (size_of::<T>() / 8).max(1);
-    // SAFETY: a `Plain` is aligned like an f64 and consists of whole words of its size, all of whose patterns
-    // of bits are values; the list holds so many of them.
+    let count = count_of::<T>(numbers);
+    // SAFETY: count_of has compared alignments and lengths, and every pattern of bits is a value of a `Plain`.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), count) }
 }
 
 /// The same, to be written.
 pub(crate) fn structs_of_mut<T: Plain>(numbers: &mut [f64]) -> &mut [T] {
-    let count = numbers.len() / (size_of::<T>() / 8).max(1);
-    // SAFETY: as above; whatever is written to a `Plain` are f64 too.
+    let count = count_of::<T>(numbers);
+    // SAFETY: as above; and every pattern of bits that is written to a `Plain` is one of f64 too.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), count) }
+}
+
+/// How many structs a list of numbers consists of.
+fn count_of<T: Plain>(numbers: &[f64]) -> usize {
+    const { assert!(align_of::<T>() <= align_of::<f64>() && size_of::<T>() >= size_of::<f64>()) };
+    let size = size_of::<T>() / size_of::<f64>();
+    debug_assert!(numbers.len().is_multiple_of(size), "numbers of another kind");
+    numbers.len() / size
 }
 
 /// Numbers, or structs of such, whose every pattern of bits is a value.
@@ -104,13 +111,7 @@ macro_rules! plain {
     )*};
 }
 
-/// Of a method that remembers nothing of a kind.
-#[derive(Clone, Copy, Default)]
-#[repr(align(8))]
-pub(crate) struct Nothing {}
-
 each_struct!(plain);
-plain!(Nothing {});
 
 #[cfg(test)]
 mod tests {

@@ -78,6 +78,7 @@ impl GradSum {
 
 /// Adds a gradient to sums, or sets them to it, in parallel.
 fn each<T: Compute, G: Load<T>>(sums: &mut [T], grad: &[G], add: bool) {
+    debug_assert_eq!(sums.len(), grad.len());
     for_each(is_large(sums.len()), std::iter::once(Pair { sums, grad, add }));
 }
 

@@ -133,7 +133,7 @@ pub(super) fn end<T: Copy + Default>() -> End<T> {
 
 /// A list cut into arrays, the last one of which is filled up with zeros. That one is read when its turn
 /// comes: before, it would be far ahead of what the processor fetches.
-// The place of that one is given: beside the others' addresses it would keep those in memory.
+// The place of that one is given: with it in this struct all of it would lie in memory, not in registers.
 pub(super) struct Blocks<'a, T> {
     full: &'a mut [[T; LANES]],
     rest: &'a mut [T],
@@ -196,7 +196,7 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
     }
 
     /// The one that begins with a certain element; that behind the full ones is the last one.
-    // A reference: arrays from two places would meet in a third one, in memory.
+    // By reference: the compiler would copy an array that comes from one of two places to a third one first.
     #[inline(always)]
     pub(super) fn at(&mut self, element: usize) -> &[T; LANES] {
         match self.full.get(element / LANES) {

@@ -152,6 +152,7 @@ impl<const K: usize> Leaves<K> {
     // The number of those that are there is not asked for: it lies in memory.
     #[inline(always)]
     fn put<const N: usize>(&mut self, place: usize, leaves: [[f64; N]; K]) {
+        debug_assert!(place.is_multiple_of(N));
         for (list, leaves) in self.list.iter_mut().zip(leaves) {
             list.as_chunks_mut().0[place / N] = leaves.map(MaybeUninit::new);
         }

@@ -127,7 +127,7 @@ impl Task for TensorUpdate<'_> {
             VelocityMut::F32(v) => (Some(&mut **v), None),
             VelocityMut::F64(v) => (None, Some(&mut **v)),
         };
-        let change = Change { scalars, weights: &self.weights };
+        let change = Change { scalars, weights: self.weights.as_ref() };
         match (&mut self.master, self.stochastic) {
             (Some(master), _) => match &mut self.param {
                 ParamMut::F16(param) => change.run(processor, master, param, grad, single),
@@ -168,7 +168,7 @@ impl VelocityMut<'_> {
 #[derive(Clone, Copy)]
 struct Change<'a> {
     scalars: &'a UpdateScalars,
-    weights: &'a Option<Weights<'a>>,
+    weights: Option<&'a Weights<'a>>,
 }
 
 impl Change<'_> {
@@ -228,9 +228,9 @@ impl<P: Stochastic> Work for Rounded<'_, P> {
             let weights = change.weights.map(|weights| Weights {
                 row_scales: &weights.row_scales[start / row..],
                 column_scales: weights.column_scales.get(place..).unwrap_or_default(),
-                ..weights
+                ..*weights
             });
-            let change = &Change { weights: &weights, ..change };
+            let change = &Change { weights: weights.as_ref(), ..change };
             let velocity = velocity.as_mut().map(|v| &mut v[range]);
             let (x, copy) = (&mut exact.as_flattened_mut()[..count], &mut [0.0_f32; 0]);
             each_grad!(
@@ -266,9 +266,9 @@ where
     #[inline(always)]
     fn run<I: Instructions>(self, instructions: I) {
         let Self { change, x, copy, g, mut velocity, .. } = self;
-        // Their own place: what is written can't be theirs then.
+        // A copy: through the reference they might be among what is written, and would be read again.
         let scalars = *change.scalars;
-        let (size, column_scales, row_scales) = match &change.weights {
+        let (size, column_scales, row_scales) = match change.weights {
             None => (x.len(), &[][..], &[][..]),
             Some(weights) => (weights.rows.len, weights.column_scales, weights.row_scales),
         };

@@ -391,6 +391,7 @@ impl Optimizer {
                 let velocity = buffers.velocity.as_ref().filter(|_| moves);
                 let weights = (space.has_averages(k)).then(|| buffers.weights(core.parts()[k].rows));
                 let (master, locks) = (buffers.master.as_deref(), &mut space.locks);
+                // A copy is lent, as what is lent has to lie in memory.
                 let sums = cpu::lock_sums(param, master, grad, velocity, &{ own }, weights, locks);
                 own = lock(own, sums);
             }

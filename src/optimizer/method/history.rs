@@ -24,7 +24,7 @@ impl Names {
     /// Of a method that remembers nothing.
     pub const NONE: Self = Self { shared: &[], tensor: &[], fresh: |_| History::default() };
 
-    /// Those of two structs of numbers, by their fields; `Nothing` is one without.
+    /// Those of two structs of numbers, by their fields.
     pub fn of<S: Plain, T: Plain>(fresh: fn(tensors: usize) -> History) -> Self {
         Self { shared: S::FIELDS, tensor: T::FIELDS, fresh }
     }

@@ -112,7 +112,7 @@ pub(crate) trait Descent {
         RowVariance::default()
     }
 
-    /// Those of all tensors.
+    /// Those of all tensors: one call for all, where each would be looked up.
     fn row_variances(&self, history: &History, parts: &[Part], found: &mut Vec<RowVariance>) {
         found.clear();
         for (tensor, part) in parts.iter().enumerate() {
