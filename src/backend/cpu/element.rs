@@ -1,6 +1,5 @@
 //! Number formats: how arrays of f32, f64, f16 and bf16 become the format that is computed in, and back.
 
-use std::hint::black_box;
 use std::ops::Neg;
 
 use half::slice::HalfFloatSliceExt;
@@ -220,13 +219,10 @@ impl<'a, T: Copy + Default> BlocksRef<'a, T> {
 pub(super) fn filled_up<T: Copy + Default>(rest: &[T]) -> [T; LANES] {
     let mut block = [T::default(); LANES];
     let mut at = 0;
-    // Not before it is needed: the compiler would ask for all halves before a loop that comes to this at its
-    // end.
-    let len = black_box(rest.len());
     // Halves that are there, each of a length that is known: a copy of any other is a call, which costs more.
     macro_rules! copy {
         ($($half:literal)*) => {$(
-            if len & $half != 0 {
+            if rest.len() & $half != 0 {
                 block[at..at + $half].copy_from_slice(&rest[at..at + $half]);
                 at += $half;
             }
