@@ -20,15 +20,6 @@ RFD_INSTANCES(RFD_INSTANCE_TYPE)
 
 }  // namespace instance
 
-// The formats of one tensor of a mixed list, as constants: what its whole chunks take in the generic
-// instance.
-template <int PARAM_OF, int GRAD_OF, bool MASTER_OF>
-struct Alike {
-    static constexpr Kind KIND = Kind::fitted;
-    static constexpr int PARAM = PARAM_OF, GRAD = GRAD_OF, WIDTH = 4, ROWS_AT_ONCE = 2, SUMMED_AT_ONCE = 4;
-    static constexpr bool MASTER = MASTER_OF, VELOCITY = true;
-};
-
 template <class I>
 __device__ constexpr bool is_generic()
 {

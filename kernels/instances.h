@@ -16,9 +16,10 @@
 // and one call of Philox.
 //
 // ROWS: of the 16/WIDTH rows of a chunk, how many the update loads before the first is stored. SUMMED: of its
-// 4 rows, how many the sums load before the first is added. In averaged ones, of the 3 or 4 lines of a row.
-// As many as fit into the registers; docs/performance.md has a table of what that comes to. Chosen by it, not
-// measured.
+// 4 rows, how many the sums load before the first is added. In averaged ones and the generic one, of the up
+// to 4 lines of a row; where the generic one sums directions half of SUMMED, and of f64 half as many as of
+// other formats. As many as fit into the registers; docs/performance.md has a table of what that comes to.
+// Chosen by it, not measured.
 //
 // BLOCKS: of 256 threads a multiprocessor. 4, that is half of its threads on most GPUs, leave 64 registers a
 // thread. 3 in averaged ones, whose sums by rows spill with 64. Half as many in the generic one: double
@@ -34,7 +35,7 @@
     X(bf16_master_averaged, averaged, BF16, BF16, 1, 1, 4, 2, 2, 3)        \
     X(bf16, fitted, BF16, BF16, 0, 0, 8, 2, 4, 4)                          \
     X(f16_master, fitted, F16, F16, 1, 0, 4, 4, 4, 4)                      \
-    X(generic, generic, F32, F32, 1, 1, 4, 1, 1, 2)
+    X(generic, generic, F32, F32, 1, 1, 4, 2, 4, 2)
 
 // What each instance is compiled as: rfd_step_<name>, rfd_norm_<name>, rfd_update_<name>.
 // X(name)

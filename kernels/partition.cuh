@@ -165,30 +165,6 @@ __device__ __forceinline__ int grad_format(const RfdTensor& tensor)
     return tensor.formats >> 4;
 }
 
-// Calls with the formats of a tensor, none of which is f64, as an Alike.
-template <int GRAD, class Use>
-__device__ __forceinline__ void with_param_format(const RfdTensor& tensor, Use use)
-{
-    const int param = param_format(tensor);
-    if (param == RFD_DTYPE_F32) {
-        use(Alike<RFD_DTYPE_F32, GRAD, false>{});
-    } else if (param == RFD_DTYPE_F16) {
-        tensor.master != 0 ? use(Alike<RFD_DTYPE_F16, GRAD, true>{}) : use(Alike<RFD_DTYPE_F16, GRAD, false>{});
-    } else {
-        tensor.master != 0 ? use(Alike<RFD_DTYPE_BF16, GRAD, true>{}) : use(Alike<RFD_DTYPE_BF16, GRAD, false>{});
-    }
-}
-
-template <class Use>
-__device__ __forceinline__ void with_formats(const RfdTensor& tensor, Use use)
-{
-    switch (grad_format(tensor)) {
-    case RFD_DTYPE_F32: with_param_format<RFD_DTYPE_F32>(tensor, use); break;
-    case RFD_DTYPE_F16: with_param_format<RFD_DTYPE_F16>(tensor, use); break;
-    default: with_param_format<RFD_DTYPE_BF16>(tensor, use);
-    }
-}
-
 // This thread's elements of a row of a chunk, where a row is N elements for each thread. FULL promises that
 // all exist and are aligned.
 template <int N, bool FULL>

@@ -195,7 +195,7 @@ __device__ __forceinline__ void finalize(const Launch launch, NormScratch<KIND>&
     }
 }
 
-// The sums of this warp over one chunk after the other of a batch.
+// The sums of this warp over one chunk after the other of a batch, in lean instances without rows.
 template <class I>
 class PlainSums {
 public:
@@ -205,18 +205,12 @@ public:
     }
 
     // How many there are.
-    __device__ __forceinline__ int next(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint64_t chunk,
-                                        double scale, double unscale)
+    __device__ __forceinline__ int next(double (&sums)[1], const Launch& launch, uint64_t chunk, double, double)
     {
         cursor_.advance(launch, chunk);
-        const int count = leaf_sums<I>(sums, launch, cursor_.tensor(), chunk, cursor_, scale, unscale);
-#pragma unroll
-        for (int n = 0; n < sums_of(I::KIND); ++n) {
-            if (n < count) {
-                sums[n] = warp_tree(sums[n]);
-            }
-        }
-        return count;
+        const RfdTensor& tensor = cursor_.tensor();
+        sums[0] = warp_tree(leaf_of_chunk<I>(tensor, cursor_.chunk(chunk, tensor.grad)));
+        return 1;
     }
 
     __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
@@ -225,7 +219,7 @@ private:
     Cursor cursor_;
 };
 
-// The same over chunks of rows.
+// The same over chunks of rows, and in the generic instance over chunks as such.
 template <class I>
 class RowSums {
 public:
@@ -239,9 +233,16 @@ public:
     {
         cursor_.advance(launch, chunk);
         const RowTensor& here = cursor_.here;
-        warp_rows<I>(sums, launch, cursor_.index(), here, chunk, scale, averaging_of<I::KIND>(launch.step), unscale);
+        const bool rows = has_rows<I::KIND>(launch.step);
+        double decay = rows ? averaging_of<I::KIND>(launch.step) : 0.0;
+        // A captured table has no velocity where a momentum was set later: the decision refuses such a step.
+        if (is_generic<I>() && !rows && here.tensor.flags & RFD_TENSOR_LOCK && here.tensor.velocity != 0) {
+            decay = launch.group(here.tensor.group).velocity_decay;
+        }
+        const int count = sums_of_tensor<I::KIND>(launch.step, here.tensor);
+        warp_rows<I>(sums, count, launch, cursor_.index(), here, chunk, {rows, scale, decay, unscale});
         sum_columns(here, chunk);
-        return sums_of_tensor<I::KIND>(launch.step, here.tensor);
+        return count;
     }
 
     __device__ __forceinline__ uint32_t index() const { return cursor_.index(); }
@@ -293,9 +294,7 @@ __device__ __forceinline__ void norm_pass(const Launch& launch, NormScratch<I::K
 {
     if constexpr (I::KIND == Kind::fitted) {
         sum_chunks<I, PlainSums>(launch, scratch, scale);
-    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+    } else {
         sum_chunks<I, RowSums>(launch, scratch, scale);
-    } else if constexpr (is_generic<I>()) {
-        sum_chunks<I, PlainSums>(launch, scratch, scale);
     }
 }

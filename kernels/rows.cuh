@@ -33,9 +33,16 @@ struct RowUnits {
     uint32_t length;  // the row's elements; 0 without a row
     uint32_t offset;  // of this thread in a line
     uint32_t stride;  // elements of a line
-    bool aligned;     // all addresses and rows are multiples of 16 bytes
+    bool whole;       // of each unit all exist or none, and it begins at a multiple of four
 
-    template <bool FULL>
+    // Whether some exist of a line; of lines behind one of which none exists none does.
+    __device__ __forceinline__ bool has(int line) const
+    {
+        return unit(line).count > 0;
+    }
+
+    // FULL promises that all exist.
+    template <bool FULL = false>
     __device__ __forceinline__ Unit unit(int line) const
     {
         if (FULL) {
@@ -43,8 +50,7 @@ struct RowUnits {
         }
         const uint32_t at = static_cast<uint32_t>(line) * stride + offset;
         const int left = static_cast<int>(length) - static_cast<int>(at);
-        const int count = left > RFD_QUAD ? RFD_QUAD : left < 0 ? 0 : left;
-        return {begin + at, count, aligned && count == RFD_QUAD};
+        return {begin + at, left > RFD_QUAD ? RFD_QUAD : left < 0 ? 0 : left, false};
     }
 
     // The scales of the columns of a line's elements; 1 without columns.
@@ -142,8 +148,8 @@ private:
     __device__ __forceinline__ double* rows_at(uint64_t side) const { return columns_at(side) + columns; }
 };
 
-// A tensor with all that passes over its rows ask for. Each warp has one, in shared memory: the registers go
-// to elements.
+// A tensor with all that passes over its rows ask for; without rows its chunks are rows. Each warp has one,
+// in shared memory: the registers go to elements.
 struct RowTensor {
     RfdTensor tensor;
     Variances variances;
@@ -153,13 +159,13 @@ struct RowTensor {
     uint32_t lanes;   // of a row
     uint32_t lines;   // of a row: at most RFD_ROWS
 
-    // This thread's part of a chunk; `addresses` are those that the pass uses, or-ed.
-    __device__ __forceinline__ RowUnits units(uint64_t chunk, uint64_t addresses) const
+    // This thread's part of a chunk.
+    __device__ __forceinline__ RowUnits units(uint64_t chunk) const
     {
-        const uint64_t row = row_of(chunk), begin = row * tensor.row;
-        const uint64_t left = row < tensor.rows ? tensor.len - begin : 0;
-        return {begin, left < tensor.row ? static_cast<uint32_t>(left) : tensor.row,
-                threadIdx.x % lanes * RFD_QUAD, lanes * RFD_QUAD, addresses % 16 == 0 && tensor.row % 4 == 0};
+        const uint64_t begin = row_of(chunk) * tensor.row, left = begin < tensor.len ? tensor.len - begin : 0;
+        const uint32_t length = left < tensor.row ? static_cast<uint32_t>(left) : tensor.row;
+        return {begin, length, threadIdx.x % lanes * RFD_QUAD, lanes * RFD_QUAD,
+                (tensor.row | length) % RFD_QUAD == 0};
     }
 
     // This thread's row of a chunk.
@@ -172,10 +178,9 @@ struct RowTensor {
     __device__ __forceinline__ uint32_t chunk_size() const { return RFD_THREADS / lanes * tensor.row; }
 
     // Whether every thread has all elements of every line: the same for all threads.
-    __device__ __forceinline__ bool is_full(uint64_t chunk, uint64_t addresses) const
+    __device__ __forceinline__ bool is_full(uint64_t chunk) const
     {
-        return addresses % 16 == 0 && tensor.row == lines * lanes * RFD_QUAD &&
-               (chunk - tensor.first_chunk + 1) * chunk_size() <= tensor.len;
+        return tensor.row == lines * lanes * RFD_QUAD && (chunk - tensor.first_chunk + 1) * chunk_size() <= tensor.len;
     }
 };
 

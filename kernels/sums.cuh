@@ -1,8 +1,8 @@
 // Sums over a chunk (docs/summation.md, section 1): what each thread, a leaf of the tree, adds.
 #pragma once
 
+#include "lines.cuh"
 #include "method.cuh"
-#include "rows.cuh"
 
 // Four neighbouring columns of a chunk, summed from row to row.
 struct Columns {
@@ -44,128 +44,94 @@ struct Columns {
     __device__ __forceinline__ double leaf() const { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
 };
 
-// This leaf's sum of squares of the gradient over a chunk. The scale is for f64 gradients only.
-template <class I, class T, bool FULL, Lies GRAD = Lies::aligned>
-__device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Chunk& chunk, double scale)
+// This leaf's sum of squares of the gradient over a chunk, in a lean instance without rows.
+template <class I, bool FULL, Lies GRAD = Lies::aligned>
+__device__ __forceinline__ double leaf_squares(const RfdTensor& tensor, const Chunk& chunk)
 {
     [[maybe_unused]] constexpr int ROWS_AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
     Columns squares;
 #pragma unroll ROWS_AT_ONCE
     for (int row = 0; row < RFD_ROWS; ++row) {
-        T g[RFD_QUAD];
-        load<Reuse::later>(g, View<I>(tensor).grad, tensor.grad, lying<GRAD>(unit_of<RFD_QUAD, FULL>(chunk, row)));
-        if constexpr (sizeof(T) == sizeof(double)) {
-#pragma unroll
-            for (int c = 0; c < RFD_QUAD; ++c) {
-                g[c] *= scale;
-            }
-        }
+        float g[RFD_QUAD];
+        load<Reuse::later>(g, I::GRAD, tensor.grad, lying<GRAD>(unit_of<RFD_QUAD, FULL>(chunk, row)));
         squares.add(g, g);
     }
     return squares.leaf();
 }
 
-// The same of a whole chunk that is not f64.
-template <class I>
-__device__ __forceinline__ double whole_squares(const RfdTensor& tensor, const Chunk& chunk)
-{
-    return chunk.aligned ? leaf_squares<I, float, true>(tensor, chunk, 1.0)
-                         : leaf_squares<I, float, true, Lies::anyhow>(tensor, chunk, 1.0);
-}
+// How a tensor's gradient is summed.
+struct Summing {
+    bool rows;       // of a method that has some: the direction too
+    double scale;    // of f64 gradients, for their squares
+    double decay;    // of the velocity; where it is not needed, 0
+    double unscale;  // 1 over the gradient scale
+};
 
-// This leaf's four sums for norm lock. The direction is that of the update to come: it needs the decay of the
-// velocity and the gradient scale, which are known, but not the step size.
-template <class I, class T>
-__device__ __forceinline__ void leaf_lock(double (&sums)[RFD_MOST_SUMS], const RfdTensor& tensor, const Chunk& chunk, double scale,
-                                          double decay, double unscale)
-{
-    const View<I> view(tensor);
-    Columns squares, parameter, product, direction;
-#pragma unroll 1
-    for (int row = 0; row < RFD_ROWS; ++row) {
-        const Unit unit = unit_of<RFD_QUAD, false>(chunk, row);
-        T p[RFD_QUAD], g[RFD_QUAD], scaled[RFD_QUAD];
-        load<Reuse::later>(p, view.param, view.weights, unit);
-        load<Reuse::later>(g, view.grad, tensor.grad, unit);
-#pragma unroll
-        for (int c = 0; c < RFD_QUAD; ++c) {
-            scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * scale) : g[c];
-        }
-        squares.add(scaled, scaled);
-        parameter.add(p, p);
-        if (has_velocity<I>(decay)) {
-            T v[RFD_QUAD];
-            load<Reuse::later>(v, view.state(), tensor.velocity, unit);
-#pragma unroll
-            for (int c = 0; c < RFD_QUAD; ++c) {
-                g[c] = next_velocity(v[c], g[c], narrowed<T>(decay), narrowed<T>(unscale), view.state());
-            }
-        }
-        product.add(p, g);
-        direction.add(g, g);
-    }
-    sums[RFD_SUM_SQUARES] = squares.leaf();
-    sums[RFD_SUM_PARAMETER] = parameter.leaf();
-    sums[RFD_SUM_PRODUCT] = product.leaf();
-    sums[RFD_SUM_DIRECTION] = direction.leaf();
-}
-
-// This thread's sums over its part of a row. The direction is that of the update to come. LINES, of a full
-// row, is how many it has.
-template <class I, class T, int LINES = 0>
+// This thread's sums over its part of a row; LINES, of a full one, is how many it has. DIRECTS: also those of
+// the direction and of parameters, where the tensor has some. The direction is that of the update to come: it
+// needs the decay of the velocity and the gradient scale, which are known, but not the step size.
+template <class I, class T, bool DIRECTS, int LINES = 0>
 __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const RowTensor& here, const RowUnits& units,
-                                         double scale, double decay, double unscale)
+                                         const Summing& by)
 {
+    // Sums of the direction have more arrays to read, and take more registers.
+    constexpr int AT_ONCE = lines_at_once<T>(is_generic<I>() && DIRECTS ? I::SUMMED_AT_ONCE / 2 : I::SUMMED_AT_ONCE);
+    constexpr bool FULL = LINES > 0;
+    [[maybe_unused]] constexpr int STEPS = FULL ? RFD_ROWS : 1;
     const RfdTensor& tensor = here.tensor;
     const View<I> view(tensor);
+    const bool locks = DIRECTS && is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
+    const bool moves = DIRECTS && has_velocity<I>(by.decay);
     const float* of_columns = here.variances.scales();
-    constexpr bool FULL = LINES > 0;
-    const int lines = FULL ? LINES : static_cast<int>(here.lines);
-    const bool moves = has_velocity<I>(decay), locks = is_generic<I>() && tensor.flags & RFD_TENSOR_LOCK;
-    const T narrow_decay = narrowed<T>(decay), narrow_unscale = narrowed<T>(unscale);
+    const T decay = narrowed<T>(by.decay), unscale = narrowed<T>(by.unscale);
+    const Array grad = array_of<LINES>(units, tensor.grad, view.grad),
+                velocity = array_of<LINES>(units, tensor.velocity, view.state(), moves),
+                weights = array_of<LINES>(units, view.weights, view.param, locks);
     Columns squares, direction, parameter, product, weighted;
-    constexpr int AT_ONCE = FULL ? I::SUMMED_AT_ONCE : 1;
-#pragma unroll AT_ONCE
-    for (int first = 0; first < lines; first += AT_ONCE) {
-        T g[AT_ONCE][RFD_QUAD], d[AT_ONCE][RFD_QUAD], scaled[RFD_QUAD];
-        float u[AT_ONCE][RFD_QUAD];
+#pragma unroll STEPS
+    for (int first = 0; FULL ? first < LINES : units.has(first); first += AT_ONCE) {
+        Quad<T> of_grad[AT_ONCE] = {}, of_velocity[AT_ONCE] = {}, of_weights[AT_ONCE] = {};
+        read_arrays<LINES, Reuse::later>(units, first, of_grad, grad, of_velocity, velocity, of_weights, weights);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            if (AT_ONCE == 1 || first + i < lines) {
-                const Unit unit = units.unit<FULL>(first + i);
-                load<Reuse::later>(g[i], view.grad, tensor.grad, unit);
-                if (moves) {
-                    load<Reuse::later>(d[i], view.state(), tensor.velocity, unit);
-                }
-                units.scales<FULL>(u[i], of_columns, first + i);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (AT_ONCE > 1 && first + i >= lines) {
+            if (FULL ? first + i >= LINES : !units.has(first + i)) {
                 continue;
             }
+            T g[RFD_QUAD], d[RFD_QUAD], scaled[RFD_QUAD];
+            widen(g, of_grad[i], grad);
 #pragma unroll
             for (int c = 0; c < RFD_QUAD; ++c) {
-                scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[i][c] * scale) : g[i][c];
-                d[i][c] = moves ? next_velocity(d[i][c], g[i][c], narrow_decay, narrow_unscale, view.state()) : g[i][c];
+                scaled[c] = view.grad == RFD_DTYPE_F64 ? static_cast<T>(g[c] * by.scale) : g[c];
+                d[c] = g[c];
             }
             squares.add(scaled, scaled);
-            direction.add(d[i], d[i], u[i]);
-            if constexpr (is_generic<I>()) {
-                static_assert(AT_ONCE == 1);
-                if (locks) {
-                    T p[RFD_QUAD];
-                    load<Reuse::later>(p, view.param, view.weights, units.unit<FULL>(first));
-                    parameter.add(p, p);
-                    product.add(p, d[i], u[i]);
-                    weighted.add_twice(d[i], d[i], u[i]);
+            if (!DIRECTS) {
+                continue;
+            }
+            if (moves) {
+                T v[RFD_QUAD];
+                widen(v, of_velocity[i], velocity);
+#pragma unroll
+                for (int c = 0; c < RFD_QUAD; ++c) {
+                    d[c] = next_velocity(v[c], g[c], decay, unscale, view.state());
                 }
+            }
+            float u[RFD_QUAD];
+            units.scales<FULL>(u, of_columns, first + i);
+            direction.add(d, d, u);
+            if (locks) {
+                T p[RFD_QUAD];
+                widen(p, of_weights[i], weights);
+                parameter.add(p, p);
+                product.add(p, d, u);
+                weighted.add_twice(d, d, u);
             }
         }
     }
     sums[RFD_SUM_SQUARES] = squares.leaf();
-    sums[RFD_SUM_DIRECTION] = direction.leaf();
+    if constexpr (I::KIND != Kind::fitted) {
+        sums[RFD_SUM_DIRECTION] = direction.leaf();
+    }
     if constexpr (is_generic<I>()) {
         sums[RFD_SUM_PARAMETER] = parameter.leaf();
         sums[RFD_SUM_PRODUCT] = product.leaf();
@@ -173,82 +139,56 @@ __device__ __forceinline__ void leaf_row(double (&sums)[sums_of(I::KIND)], const
     }
 }
 
-// All sums of this warp over a chunk of rows, in its first lane, and the new averages of its rows. Of rows
-// that several warps share they are not weighed yet.
+// The first sums of this warp over a chunk of rows, as many as asked for, in its first lane, and the new
+// averages of its rows. Of rows that several warps share they are not weighed yet.
 template <class I>
-__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], const Launch& launch, uint32_t index,
-                                          const RowTensor& here, uint64_t chunk, double scale, double decay,
-                                          double unscale)
+__device__ __forceinline__ void warp_rows(double (&sums)[sums_of(I::KIND)], int count, const Launch& launch,
+                                          uint32_t index, const RowTensor& here, uint64_t chunk, const Summing& by)
 {
-    const View<I> view(here.tensor);
-    const bool moves = has_velocity<I>(decay);
-    const bool locks = is_generic<I>() && here.tensor.flags & RFD_TENSOR_LOCK;
-    const uint64_t addresses = here.tensor.grad | (moves ? here.tensor.velocity : 0) | (locks ? view.weights : 0);
-    const RowUnits units = here.units(chunk, addresses);
-    if (view.in_f64()) {
+    const RowUnits units = here.units(chunk);
+    const bool directs = by.rows || here.tensor.flags & RFD_TENSOR_LOCK;
+    const bool full = I::KIND == Kind::averaged && (here.tensor.grad | here.tensor.velocity) % 16 == 0 && here.is_full(chunk);
+    if (View<I>(here.tensor).in_f64()) {
         if constexpr (is_generic<I>()) {
-            leaf_row<I, double>(sums, here, units, scale, decay, unscale);
+            directs ? leaf_row<I, double, true>(sums, here, units, by) : leaf_row<I, double, false>(sums, here, units, by);
         }
-    } else if (!is_generic<I>() && here.lines == 4 && here.is_full(chunk, addresses)) {
-        leaf_row<I, float, 4>(sums, here, units, scale, decay, unscale);
-    } else if (!is_generic<I>() && here.lines == 3 && here.is_full(chunk, addresses)) {
-        leaf_row<I, float, 3>(sums, here, units, scale, decay, unscale);
+    } else if (full && here.lines == 4) {
+        leaf_row<I, float, true, 4>(sums, here, units, by);
+    } else if (full && here.lines == 3) {
+        leaf_row<I, float, true, 3>(sums, here, units, by);
+    } else if (!is_generic<I>() || directs) {
+        leaf_row<I, float, true>(sums, here, units, by);
     } else {
-        leaf_row<I, float>(sums, here, units, scale, decay, unscale);
+        leaf_row<I, float, false>(sums, here, units, by);
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {
-        sums[n] = join_lanes(sums[n], here.lanes);
+        if (n < count) {
+            sums[n] = join_lanes(sums[n], here.lanes);
+        }
     }
-    if (here.lanes > 32) {
+    if (here.lanes > 32 || !by.rows) {
         return;
     }
-    const bool leads = threadIdx.x % here.lanes == 0 && here.row_of(chunk) < here.tensor.rows;
+    const bool leads = threadIdx.x % here.lanes == 0 && units.length > 0;
     if (leads) {
         const RowPlaces places(launch, index);
-        weigh_row(sums, here.variances, places, here.row_of(chunk), units.length, unscale, moves);
+        weigh_row(sums, here.variances, places, here.row_of(chunk), units.length, by.unscale, has_velocity<I>(by.decay));
     }
 #pragma unroll
     for (int n = 0; n < sums_of(I::KIND); ++n) {
-        sums[n] = join_rows(leads ? sums[n] : 0.0, here.lanes);
+        if (n < count) {
+            sums[n] = join_rows(leads ? sums[n] : 0.0, here.lanes);
+        }
     }
 }
 
-// All sums of this leaf over a chunk that does not consist of rows; how many there are.
+// This leaf's sum over a chunk, in a lean instance without rows.
 template <class I>
-__device__ __forceinline__ int leaf_sums(double (&sums)[sums_of(I::KIND)], const Launch& launch,
-                                         const RfdTensor& tensor, uint64_t index, const Cursor& cursor, double scale,
-                                         double unscale)
+__device__ __forceinline__ double leaf_of_chunk(const RfdTensor& tensor, const Chunk& chunk)
 {
-    if constexpr (is_generic<I>()) {
-        const View<I> view(tensor);
-        if (tensor.flags & RFD_TENSOR_LOCK) {
-            const double decay = launch.group(tensor.group).velocity_decay;
-            const uint64_t velocity = has_velocity<I>(decay) ? tensor.velocity : 0;
-            const Chunk chunk = cursor.chunk(index, tensor.grad | view.weights | velocity);
-            if (view.in_f64()) {
-                leaf_lock<I, double>(sums, tensor, chunk, scale, decay, unscale);
-            } else {
-                leaf_lock<I, float>(sums, tensor, chunk, scale, decay, unscale);
-            }
-            return 4;
-        }
-        if (view.grad == RFD_DTYPE_F64) {
-            sums[0] = leaf_squares<I, double, false>(tensor, cursor.chunk(index, tensor.grad), scale);
-            return 1;
-        }
-    }
-    const Chunk chunk = cursor.chunk(index, tensor.grad);
     if (chunk.count < RFD_CHUNK) {
-        sums[0] = leaf_squares<I, float, false>(tensor, chunk, scale);
-    } else if constexpr (is_generic<I>()) {
-        switch (grad_format(tensor)) {
-        case RFD_DTYPE_F32: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_F32, false>>(tensor, chunk); break;
-        case RFD_DTYPE_F16: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_F16, false>>(tensor, chunk); break;
-        default: sums[0] = whole_squares<Alike<RFD_DTYPE_F32, RFD_DTYPE_BF16, false>>(tensor, chunk);
-        }
-    } else {
-        sums[0] = whole_squares<I>(tensor, chunk);
+        return leaf_squares<I, false>(tensor, chunk);
     }
-    return 1;
+    return chunk.aligned ? leaf_squares<I, true>(tensor, chunk) : leaf_squares<I, true, Lies::anyhow>(tensor, chunk);
 }

@@ -34,57 +34,6 @@ __device__ __forceinline__ Change change_of(const Launch& launch, const SharedDe
     return {scalars, has_velocity<I>(scalars.velocity_decay)};
 }
 
-// The elements of a chunk that are this thread's, and what they weigh beside their coefficient.
-struct PlainUnits {
-    static constexpr bool WEIGHED = false, KNOWN = true;
-    Chunk chunk;
-
-    template <int N>
-    __device__ __forceinline__ constexpr int rows() const
-    {
-        return RFD_CHUNK / (RFD_THREADS * N);
-    }
-
-    template <int N, bool FULL>
-    __device__ __forceinline__ Unit unit(int row) const
-    {
-        return unit_of<N, FULL>(chunk, row);
-    }
-
-    template <bool FULL>
-    __device__ __forceinline__ void scales(float (&)[RFD_QUAD], int) const
-    {
-    }
-};
-
-// LINES, of full rows, is how many each has.
-template <int LINES = 0>
-struct WeighedUnits {
-    static constexpr bool WEIGHED = true, KNOWN = LINES > 0;
-    RowUnits units;
-    const float* of_columns;
-    int lines;
-
-    template <int N>
-    __device__ __forceinline__ int rows() const
-    {
-        static_assert(N == RFD_QUAD, "as in the sums");
-        return KNOWN ? LINES : lines;
-    }
-
-    template <int N, bool FULL>
-    __device__ __forceinline__ Unit unit(int line) const
-    {
-        return units.unit<FULL>(line);
-    }
-
-    template <bool FULL>
-    __device__ __forceinline__ void scales(float (&u)[RFD_QUAD], int line) const
-    {
-        units.scales<FULL>(u, of_columns, line);
-    }
-};
-
 // What has_velocity has said before, known when the instance is compiled where it can be.
 template <class I>
 __device__ __forceinline__ bool moves_by(bool said)
@@ -92,57 +41,57 @@ __device__ __forceinline__ bool moves_by(bool said)
     return I::KIND == Kind::averaged || (I::VELOCITY && said);
 }
 
-template <class I, class T, bool FULL, Lies GRAD = Lies::aligned, class Units>
-__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Units& units, const Factors<T>& by,
-                                             bool moves, const Rounding& rounding)
+// What parameters become, and velocities where there are some, which `keep` stores: with a branch of its own for
+// that registers spill. `u` weighs them beside their coefficient.
+template <class T, int N, class Keep, class... Weights>
+__device__ __forceinline__ void move(T (&p)[N], const T (&g)[N], T (&v)[N], bool moves, const Factors<T>& by, int state,
+                                     const Keep& keep, const Weights&... u)
+{
+    if (moves) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            v[j] = next_velocity(v[j], g[j], by.velocity_decay, by.unscale, state);
+            const T d = (v[j] * ... * static_cast<T>(u[j]));
+            p[j] = p[j] * by.decay + d * by.coefficient;
+        }
+        keep();
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+            const T d = ((g[j] * by.prescale) * ... * static_cast<T>(u[j]));
+            p[j] = p[j] * by.decay - d * by.coefficient;
+        }
+    }
+}
+
+// A chunk in a lean instance without rows.
+template <class I, bool FULL, Lies GRAD = Lies::aligned>
+__device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Chunk& chunk, const Change& change,
+                                             const Rounding& rounding)
 {
     constexpr int N = I::WIDTH, AT_ONCE = FULL ? I::ROWS_AT_ONCE : 1;
-    static_assert(AT_ONCE == 1 || Units::KNOWN);
+    static_assert(RFD_CHUNK / (RFD_THREADS * N) % AT_ONCE == 0, "whole steps");
     const View<I> view(tensor);
-    const int rows = units.template rows<N>();
-    // Of a row whose lines are 3 or 4 the last step may have fewer than the others: then steps are written
-    // out.
-    [[maybe_unused]] constexpr int STEPS = Units::WEIGHED && AT_ONCE > 1 ? RFD_ROWS : 1;
-#pragma unroll STEPS
-    for (int first = 0; first < rows; first += AT_ONCE) {
-        [[maybe_unused]] float u[AT_ONCE][RFD_QUAD];
-        T p[AT_ONCE][N], g[AT_ONCE][N], v[AT_ONCE][N];
+    const bool moves = moves_by<I>(change.moves);
+    // Both steps written out, registers would spill.
+#pragma unroll 1
+    for (int first = 0; first < RFD_CHUNK / (RFD_THREADS * N); first += AT_ONCE) {
+        float p[AT_ONCE][N], g[AT_ONCE][N], v[AT_ONCE][N];
         // All loads before the first store: the compiler can't know that they don't overlap.
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            if (Units::WEIGHED && AT_ONCE > 1 && first + i >= rows) {
-                continue;
-            }
-            units.template scales<FULL>(u[i], first + i);
-            const Unit unit = units.template unit<N, FULL>(first + i);
+            const Unit unit = unit_of<N, FULL>(chunk, first + i);
             load<Reuse::never>(p[i], view.param, view.weights, unit);
             load<Reuse::never>(g[i], view.grad, tensor.grad, lying<GRAD>(unit));
-            if (moves_by<I>(moves)) {
+            if (moves) {
                 load<Reuse::never>(v[i], view.state(), tensor.velocity, unit);
             }
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            if (Units::WEIGHED && AT_ONCE > 1 && first + i >= rows) {
-                continue;
-            }
-            const Unit unit = units.template unit<N, FULL>(first + i);
-            if (moves_by<I>(moves)) {
-#pragma unroll
-                for (int j = 0; j < N; ++j) {
-                    v[i][j] = next_velocity(v[i][j], g[i][j], by.velocity_decay, by.unscale, view.state());
-                    const T d = Units::WEIGHED ? v[i][j] * static_cast<T>(u[i][j % RFD_QUAD]) : v[i][j];
-                    p[i][j] = p[i][j] * by.decay + d * by.coefficient;
-                }
-                store(v[i], view.state(), tensor.velocity, unit, to_nearest());
-            } else {
-#pragma unroll
-                for (int j = 0; j < N; ++j) {
-                    const T g_scaled = g[i][j] * by.prescale;
-                    const T d = Units::WEIGHED ? g_scaled * static_cast<T>(u[i][j % RFD_QUAD]) : g_scaled;
-                    p[i][j] = p[i][j] * by.decay - d * by.coefficient;
-                }
-            }
+            const Unit unit = unit_of<N, FULL>(chunk, first + i);
+            const auto keep = [&] { store(v[i], view.state(), tensor.velocity, unit, to_nearest()); };
+            move(p[i], g[i], v[i], moves, change.single, view.state(), keep);
             store(p[i], view.param, view.weights, unit, rounding);
             if (view.has_master) {
                 // From the master as it is stored, in f32.
@@ -152,41 +101,88 @@ __device__ __forceinline__ void update_chunk(const RfdTensor& tensor, const Unit
     }
 }
 
-// A chunk of rows: each has a coefficient of its own.
-template <class I>
-__device__ __forceinline__ void update_rows(const RowTensor& here, const RowPlaces& places, uint64_t chunk,
-                                            uint64_t addresses, const Rounding& rounding)
+// This thread's part of a row; LINES, of a full one, is how many it has.
+template <class I, int LINES, class T>
+__device__ __forceinline__ void update_row(const RowTensor& here, const RowUnits& units, const Factors<T>& by,
+                                           const Rounding& rounding)
 {
-    const RowUnits units = here.units(chunk, addresses);
+    constexpr int AT_ONCE = lines_at_once<T>(I::ROWS_AT_ONCE);
+    constexpr bool FULL = LINES > 0;
+    [[maybe_unused]] constexpr int STEPS = FULL ? RFD_ROWS : 1;
+    const RfdTensor& tensor = here.tensor;
+    const View<I> view(tensor);
+    const bool moves = moves_by<I>(here.change.moves);
     const float* of_columns = here.variances.scales();
-    const int lines = static_cast<int>(here.lines);
-    const double w = units.length > 0 ? row_scale(here, places.of(here.row_of(chunk))) : 0.0;
-    const double coefficient = here.change.coefficient * w;
-    if (View<I>(here.tensor).in_f64()) {
-        if constexpr (is_generic<I>()) {
-            Factors<double> by = here.change.wide;
-            by.coefficient = narrowed<double>(coefficient);
-            update_chunk<I, double, false>(here.tensor, WeighedUnits<>{units, of_columns, lines}, by, here.change.moves,
-                                           rounding);
+    const Array weights = array_of<LINES>(units, view.weights, view.param),
+                grad = array_of<LINES>(units, tensor.grad, view.grad),
+                velocity = array_of<LINES>(units, tensor.velocity, view.state(), moves),
+                half = array_of<LINES>(units, tensor.param, view.half, view.has_master);
+#pragma unroll STEPS
+    for (int first = 0; FULL ? first < LINES : units.has(first); first += AT_ONCE) {
+        // All loads before the first store: the compiler can't know that they don't overlap.
+        Quad<T> of_weights[AT_ONCE] = {}, of_grad[AT_ONCE] = {}, of_velocity[AT_ONCE] = {};
+        read_arrays<LINES, Reuse::never>(units, first, of_weights, weights, of_grad, grad, of_velocity, velocity);
+        T p[AT_ONCE][RFD_QUAD], g[AT_ONCE][RFD_QUAD], v[AT_ONCE][RFD_QUAD];
+        widen_lines(p, of_weights, weights);
+        widen_lines(g, of_grad, grad);
+        if (moves) {
+            widen_lines(v, of_velocity, velocity);
         }
-    } else {
-        Factors<float> by = here.change.single;
-        by.coefficient = narrowed<float>(coefficient);
-        const bool full = !is_generic<I>() && here.is_full(chunk, addresses);
-        if (full && lines == 4) {
-            update_chunk<I, float, true>(here.tensor, WeighedUnits<4>{units, of_columns, lines}, by, here.change.moves,
-                                         rounding);
-        } else if (full && lines == 3) {
-            update_chunk<I, float, true>(here.tensor, WeighedUnits<3>{units, of_columns, lines}, by, here.change.moves,
-                                         rounding);
-        } else {
-            update_chunk<I, float, false>(here.tensor, WeighedUnits<>{units, of_columns, lines}, by, here.change.moves,
-                                          rounding);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Unit unit = units.unit<FULL>(first + i);
+            if (FULL ? first + i >= LINES : !units.has(first + i)) {
+                continue;
+            }
+            float u[RFD_QUAD];
+            units.scales<FULL>(u, of_columns, first + i);
+            const auto keep = [&] { store(v[i], view.state(), tensor.velocity, velocity.at(unit), to_nearest()); };
+            move(p[i], g[i], v[i], moves, by, view.state(), keep, u);
+            store(p[i], view.param, view.weights, weights.at(unit), rounding);
+            if (view.has_master) {
+                // From the master as it is stored, in f32.
+                store(p[i], view.half, tensor.param, half.at(unit), to_nearest());
+            }
         }
     }
 }
 
-// Updates this block's chunks of rows, and what columns are left to them.
+// A chunk of rows: each has a coefficient of its own. Without rows it is the tensor's.
+template <class I>
+__device__ __forceinline__ void update_rows(const RowTensor& here, const RowPlaces& places, bool rows, uint64_t chunk,
+                                            const Rounding& rounding)
+{
+    const RowUnits units = here.units(chunk);
+    double coefficient = here.change.coefficient;
+    if (rows) {
+        coefficient *= units.length > 0 ? row_scale(here, places.of(here.row_of(chunk))) : 0.0;
+    }
+    if (View<I>(here.tensor).in_f64()) {
+        if constexpr (is_generic<I>()) {
+            Factors<double> by = here.change.wide;
+            by.coefficient = narrowed<double>(coefficient);
+            update_row<I, 0>(here, units, by, rounding);
+        }
+    } else {
+        Factors<float> by = here.change.single;
+        by.coefficient = narrowed<float>(coefficient);
+        const RfdTensor& tensor = here.tensor;
+        const View<I> view(tensor);
+        const uint64_t master = view.has_master ? tensor.param : 0;
+        const uint64_t addresses = tensor.grad | tensor.velocity | view.weights | master;
+        const bool full = I::KIND == Kind::averaged && addresses % 16 == 0 && here.is_full(chunk);
+        if (full && here.lines == 4) {
+            update_row<I, 4>(here, units, by, rounding);
+        } else if (full && here.lines == 3) {
+            update_row<I, 3>(here, units, by, rounding);
+        } else {
+            update_row<I, 0>(here, units, by, rounding);
+        }
+    }
+}
+
+// Updates this block's chunks of rows, and what columns are left to them; in the generic instance also chunks
+// as such. In reverse: what the norm pass read last is still in the second-level cache.
 template <class I>
 __device__ __forceinline__ void update_all_rows(const Launch& launch, const SharedDecision& shared, RowTensor& memory)
 {
@@ -206,36 +202,18 @@ __device__ __forceinline__ void update_all_rows(const Launch& launch, const Shar
             __syncwarp();
             known = true;
         }
-        const RfdTensor& tensor = memory.tensor;
-        const View<I> view(tensor);
-        const uint64_t master = view.has_master ? tensor.param : 0;
-        const uint64_t velocity = moves_by<I>(memory.change.moves) ? tensor.velocity : 0;
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
-                                launch.step.seed, tensor.offset};
+                                launch.step.seed, memory.tensor.offset};
         const RowPlaces places(launch, cursor.index());
-        update_rows<I>(memory, places, chunk, view.weights | tensor.grad | master | velocity, rounding);
+        update_rows<I>(memory, places, has_rows<I::KIND>(launch.step), chunk, rounding);
         const uint64_t slices = (memory.variances.columns + RFD_THREADS - 1) / RFD_THREADS;
-        for (uint64_t slice = chunk - tensor.first_chunk; slice < slices; slice += memory.chunks) {
+        for (uint64_t slice = chunk - memory.tensor.first_chunk; slice < slices; slice += memory.chunks) {
             fold_columns<I::KIND>(launch, decision, cursor.index(), memory.variances, slice);
         }
     }
 }
 
-// Updates a whole chunk of a tensor of a mixed list, whose formats are those of an Alike.
-struct WholeUpdate {
-    const RfdTensor& tensor;
-    const PlainUnits& units;
-    const Change& change;
-    const Rounding& rounding;
-
-    template <class Formats>
-    __device__ __forceinline__ void operator()(Formats) const
-    {
-        update_chunk<Formats, float, true>(tensor, units, change.single, change.moves, rounding);
-    }
-};
-
-// Updates this block's chunks. In reverse: what the norm pass read last is still in the second-level cache.
+// Updates this block's chunks in a lean instance without rows, in reverse as well.
 template <class I>
 __device__ __forceinline__ void update_plain(const Launch& launch, const SharedDecision& shared)
 {
@@ -257,26 +235,17 @@ __device__ __forceinline__ void update_plain(const Launch& launch, const SharedD
         const View<I> view(tensor);
         const uint64_t master = view.has_master ? tensor.param : 0;
         const uint64_t velocity = moves_by<I>(change.moves) ? tensor.velocity : 0;
-        PlainUnits units{cursor.chunk(index, view.weights | master | velocity)};
-        const bool full = is_full(units.chunk), grad_aligned = tensor.grad % 16 == 0;
-        units.chunk.aligned = units.chunk.aligned && grad_aligned;
+        Chunk chunk = cursor.chunk(index, view.weights | master | velocity);
+        const bool full = is_full(chunk), grad_aligned = tensor.grad % 16 == 0;
+        chunk.aligned = chunk.aligned && grad_aligned;
         const Rounding rounding{launch.step.stochastic != 0, cursor.index(), static_cast<uint32_t>(decision.applied),
                                 launch.step.seed, tensor.offset};
-        if constexpr (is_generic<I>()) {
-            if (view.in_f64()) {
-                update_chunk<I, double, false>(tensor, units, change.wide, change.moves, rounding);
-                continue;
-            }
-        }
-        // Of mixed lists only those that lie well: code for all others would be as long again.
-        if (!full || (is_generic<I>() && !grad_aligned)) {
-            update_chunk<I, float, false>(tensor, units, change.single, change.moves, rounding);
-        } else if constexpr (is_generic<I>()) {
-            with_formats(tensor, WholeUpdate{tensor, units, change, rounding});
+        if (!full) {
+            update_chunk<I, false>(tensor, chunk, change, rounding);
         } else if (grad_aligned) {
-            update_chunk<I, float, true>(tensor, units, change.single, change.moves, rounding);
+            update_chunk<I, true>(tensor, chunk, change, rounding);
         } else {
-            update_chunk<I, float, true, Lies::anyhow>(tensor, units, change.single, change.moves, rounding);
+            update_chunk<I, true, Lies::anyhow>(tensor, chunk, change, rounding);
         }
     }
 }
@@ -311,10 +280,8 @@ __device__ __forceinline__ void update_pass(const Launch& launch, const SharedDe
 {
     if constexpr (I::KIND == Kind::fitted) {
         update_plain<I>(launch, shared);
-    } else if (I::KIND == Kind::averaged || has_rows<I::KIND>(launch.step)) {
+    } else {
         update_all_rows<I>(launch, shared, rows.own());
-    } else if constexpr (is_generic<I>()) {
-        update_plain<I>(launch, shared);
     }
 }
 

@@ -32,33 +32,99 @@ def registers_of(text):
     return {int(number) for number in re.findall(r"\bR(\d+)\b", text)}
 
 
-def under_way(lines, kind):
-    """Bytes that a thread has asked for at once in wide loads, at most: loads follow one another until something
-    uses what one of them brings. Sums read past the first-level cache, the update reads what it needs once more."""
-    pattern = {"sums": r"LDG\.E\.(64|128)\.STRONG\.GPU", "update": r"LDG\.E\.EF\.(64|128)"}[kind]
-    most, pending = 0, []
+class Instruction:
+    """One of a kernel, and which may follow it."""
+
+    def __init__(self, place, predicate, operation, operands):
+        self.place, self.predicate, self.operation, self.operands = place, predicate, operation, operands
+        self.next = []
+
+
+def instructions(lines):
+    """Those of a kernel, joined as they may follow one another within it."""
+    found, places = [], {}
     for line in lines:
-        match = re.search(r"\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", line)
-        if match is None:
-            # A label: others may come here.
-            pending = []
+        if match := re.search(r"\*/\s+(?:@(!?\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;(.*)", line):
+            predicate, operation, operands, targets = match.groups()
+            found.append((Instruction(len(found), predicate, operation, operands), operands + targets))
+        elif match := re.match(r"(\.L\w+):", line):
+            places[match.group(1)] = len(found)
+    for place, (instruction, text) in enumerate(found):
+        kind = instruction.operation.split(".")[0]
+        if kind in {"BRA", "BRX"}:
+            instruction.next = [found[places[label]][0] for label in re.findall(r"\.L\w+", text)]
+        always = instruction.predicate is None and "," not in instruction.operands
+        ends = kind in {"EXIT", "RET", "BRX"} or (kind == "BRA" and always)
+        if place + 1 < len(found) and not (ends and instruction.predicate is None):
+            instruction.next.append(found[place + 1][0])
+    return [instruction for instruction, _ in found]
+
+
+def opposite(one, other):
+    return one is not None and other is not None and one != other and one.strip("!") == other.strip("!")
+
+
+class Load:
+    """A wide load: the registers it fills, its bytes and its condition."""
+
+    def __init__(self, instruction, size):
+        first = int(re.match(r"R(\d+)", instruction.operands).group(1))
+        self.registers = frozenset(range(first, first + size // 4))
+        self.size, self.predicate = size, instruction.predicate
+
+    def replaces(self, other):
+        """Of two under opposite conditions, which fill the same registers, one is asked for."""
+        return bool(self.registers & other.registers) and opposite(self.predicate, other.predicate)
+
+
+def wide_loads(code, kind):
+    """Those of a pass, by place. Sums read past the first-level cache, the update reads what it needs once more."""
+    pattern = {"sums": r"LDG\.E\.(64|128)\.STRONG\.GPU", "update": r"LDG\.E\.EF\.(64|128)"}[kind]
+    found = {}
+    for instruction in code:
+        if match := re.fullmatch(pattern, instruction.operation):
+            found[instruction.place] = Load(instruction, int(match.group(1)) // 8)
+    if kind == "sums":
+        # Folds of sums load under a condition, elements under one only if another format has the opposite.
+        alone = [
+            place
+            for place, load in found.items()
+            if load.predicate is not None and not any(load.replaces(other) for other in found.values())
+        ]
+        for place in alone:
+            del found[place]
+    return found
+
+
+def under_way(lines, kind):
+    """Bytes that a thread has asked for at once in wide loads, at most, over all ways through the code: loads follow
+    one another until something uses what one of them brings."""
+    code = instructions(lines)
+    loads = wide_loads(code, kind)
+    most, seen, ways = 0, set(), [(code[0], ())]
+    while ways:
+        here, pending = ways.pop()
+        if (here, pending) in seen:
             continue
-        predicate, operation, operands = match.groups()
-        if operation.split(".")[0] in {"BRA", "EXIT", "BAR", "CALL", "RET"}:
-            pending = []
-            continue
-        # Folds of sums load under a condition.
-        load = re.fullmatch(pattern, operation) if predicate is None or kind == "update" else None
-        used = registers_of(operands.split(",", 1)[1] if load else operands)
-        for place in range(len(pending) - 1, -1, -1):
-            if used & pending[place][0]:
-                # What was asked for before it is there too.
-                del pending[: place + 1]
-                break
+        seen.add((here, pending))
+        load = loads.get(here.place)
         if load:
-            size, first = int(load.group(1)) // 8, int(re.match(r"R(\d+)", operands).group(1))
-            pending.append((set(range(first, first + size // 4)), size))
-            most = max(most, sum(size for _, size in pending))
+            pending = tuple(one for one in pending if not load.replaces(one))
+            used = registers_of(here.operands.split(",", 1)[1]) | load.registers
+        else:
+            used = registers_of(here.operands)
+        for place in range(len(pending) - 1, -1, -1):
+            if used & pending[place].registers:
+                # What was asked for before it is there too.
+                pending = pending[place + 1 :]
+                break
+        if here.operation.split(".")[0] in {"EXIT", "BAR", "CALL", "RET"}:
+            pending = ()
+        if load:
+            pending += (load,)
+            most = max(most, sum(one.size for one in pending))
+        # Backwards begins another round of a loop.
+        ways += [(there, pending if there.place > here.place else ()) for there in here.next]
     return most
 
 

@@ -1,7 +1,7 @@
 """The machine code that comes with the crate; a part of scripts/build-ptx and scripts/bindings.
 
 Of each part of the device code, for each of these compute capabilities, also later ones of the same major
-number run it. A file has a line of text, which names the sources, and the code, deflated: most of it is zeros.
+number run it. A file has a line of text, which names the sources and the PTX, and the code, deflated: most of it is zeros.
 """
 
 import subprocess
