@@ -41,8 +41,8 @@ __device__ __forceinline__ bool moves_by(bool said)
     return I::KIND == Kind::averaged || (I::VELOCITY && said);
 }
 
-// What parameters become, and velocities where there are some, which `keep` stores: with a branch of its own for
-// that registers spill. `u` weighs them beside their coefficient.
+// What parameters become, and velocities where there are some, which `keep` stores: a second branch for that
+// would spill registers. `u` weighs them beside their coefficient.
 template <class T, int N, class Keep, class... Weights>
 __device__ __forceinline__ void move(T (&p)[N], const T (&g)[N], T (&v)[N], bool moves, const Factors<T>& by, int state,
                                      const Keep& keep, const Weights&... u)

@@ -63,7 +63,7 @@ pub(crate) fn bytes_of_mut<T: Plain>(list: &mut [T]) -> &mut [u8] {
 /// The structs that a list of numbers consists of.
 pub(crate) fn structs_of<T: Plain>(numbers: &[f64]) -> &[T] {
     let count = count_of::<T>(numbers);
-    // SAFETY: count_of has compared alignments and lengths, and every pattern of bits is a value of a `Plain`.
+    // SAFETY: count_of has compared alignments and lengths; every pattern of bits is a value of a `Plain`.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), count) }
 }
 
