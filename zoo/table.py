@@ -84,7 +84,7 @@ def means(ours: str) -> list[str]:
         for aside in (False, True):
             counted = [name for name, task in TASKS.items() if task.aside == aside and not task.luck]
             counted = [name for name in counted if seeds_of(name, ours, baseline)]
-            cells = []
+            cells, most = [], 0
             for measure in MEASURES:
                 ratios = [(ratio(name, ours, baseline, measure), name) for name in counted]
                 ratios = [pair for pair in ratios if not math.isnan(pair[0])]
@@ -92,9 +92,10 @@ def means(ours: str) -> list[str]:
                     mean = math.exp(statistics.fmean(math.log(r) for r, _ in ratios))
                     worst = ", ".join(f"{r:.2f} {name}" for r, name in sorted(ratios)[:-4:-1])
                     cells.append(f"**{mean:.3f}** ({worst})")
+                    most = max(most, len(ratios))
             if cells:
                 kind = ", tasks set aside" if aside else ""
-                lines.append(f"| {title(baseline)}{kind} | {len(counted)} | {' | '.join(cells)} |")
+                lines.append(f"| {title(baseline)}{kind} | {most} | {' | '.join(cells)} |")
     return lines
 
 

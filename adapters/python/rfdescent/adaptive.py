@@ -69,8 +69,8 @@ class AdaptiveRFD(Descent):
     norm_lock, max_step_size, master_weights, stochastic_rounding
         As with `RFD`.
     process_group : ProcessGroup, "auto" or None
-        The processes that train together, each with all tensors (DistributedDataParallel) or, on the CPU,
-        with a part of each (`fully_shard`, tensor parallel). "auto" are all processes when torch.distributed
+        The processes that train together, each with all tensors (DistributedDataParallel) or with a part
+        of each (`fully_shard`, tensor parallel). "auto" are all processes when torch.distributed
         is initialised; None is this process alone.
 
     Raises

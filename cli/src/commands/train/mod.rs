@@ -25,8 +25,8 @@ use crate::training::fit::Anisotropy;
 use crate::training::report::Printer;
 use crate::training::rfd::MethodKind;
 
-/// Train a network with Random Function Descent, nothing tuned: after a fit of the covariance on the network
-/// itself, or with the adaptive method, which needs none
+/// Train a network with Random Function Descent, nothing tuned: by the adaptive method, or with --method
+/// fitted after a fit of the covariance on the network itself
 ///
 /// Of each epoch it prints the mean training loss over the steps, loss and accuracy on the validation images
 /// after it, the medians over the steps of step size, learning rate and trust, and how many were skipped.
