@@ -222,6 +222,7 @@ struct Chunks<'a, const N: usize, W: ChunkWork<N>> {
 impl<const N: usize, W: ChunkWork<N>> Task for Chunks<'_, N, W> {
     #[inline]
     fn split_off(&mut self) -> Option<Self> {
+        // Most tensors of a long list: nothing is divided for them.
         if self.sums.len() <= 1 {
             return None;
         }

@@ -149,7 +149,7 @@ impl Optimizer {
                 space.tensors.push(None);
                 continue;
             }
-            let shared = self.shared_rows(k, &numbers.rows, unscale);
+            let shared = self.shared_rows(k, space.rules[k], &numbers.rows, unscale);
             let (rows, direction) = shared.unwrap_or((own_rows, numbers.own.direction));
             space.tensors.push(Some(TensorSums {
                 squares: numbers.own.squares * unscale * unscale,
@@ -169,10 +169,14 @@ impl Optimizer {
 
     /// The new averages of a tensor's rows that ranks share, and their part of the direction, by the sums of
     /// all ranks.
-    fn shared_rows(&self, tensor: usize, sums: &[[f64; 2]], unscale: f64) -> Option<(Vec<f64>, f64)> {
-        let part = &self.core.parts()[tensor];
-        let elements = part.shared?.elements as f64;
-        let rule = self.core.method().descent().row_variance(&self.history, tensor, part.elements as f64);
+    fn shared_rows(
+        &self,
+        tensor: usize,
+        rule: cpu::RowVariance,
+        sums: &[[f64; 2]],
+        unscale: f64,
+    ) -> Option<(Vec<f64>, f64)> {
+        let elements = self.core.parts()[tensor].shared?.elements as f64;
         let (averages, directions): (Vec<f64>, Vec<f64>) =
             (self.buffers[tensor].averages.rows.iter().zip(sums))
                 .map(|(&before, &[squares, weighted])| {
